@@ -1,0 +1,91 @@
+"""Bytes of an element, exactly: plain types and the block formats of GGUF files and caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from manyheads.cost.algebra import Number, ceil_div
+from manyheads.errors import SpecError
+
+__all__ = ["DTYPES", "DType", "dtype"]
+
+
+@dataclass(frozen=True)
+class DType:
+    """A storage format: `block_bytes` bytes hold `block_elements` elements.
+
+    `kind` says what arithmetic runs on it: "fp32", "bf16", "fp16", "fp8", "int8" or "int4".
+    """
+
+    name: str
+    block_elements: int
+    block_bytes: int
+    kind: str
+
+    def bytes(self, elements: Number) -> Number:
+        """Bytes that hold `elements` elements, the last block rounded up."""
+        if self.block_elements == 1:
+            return elements * self.block_bytes
+        return ceil_div(elements * self.block_bytes, self.block_elements)
+
+    @property
+    def bits_text(self) -> str:
+        """Bytes an element for a sentence: "2" or "34/32"."""
+        return str(self.block_bytes) if self.block_elements == 1 else f"{self.block_bytes}/{self.block_elements}"
+
+
+# name: (elements a block, bytes a block, arithmetic). The block formats follow ggml's structs: q8_0 is 32 int8 and one
+# fp16 scale; the k-quants pack 256 elements.
+_TABLE = {
+    "fp64": (1, 8, "fp64"),
+    "fp32": (1, 4, "fp32"),
+    "bf16": (1, 2, "bf16"),
+    "fp16": (1, 2, "fp16"),
+    "fp8": (1, 1, "fp8"),
+    "int8": (1, 1, "int8"),
+    "int4": (2, 1, "int4"),
+    "mxfp4": (32, 17, "int4"),
+    "nvfp4": (16, 9, "int4"),
+    "q8_0": (32, 34, "int8"),
+    "q5_1": (32, 24, "int8"),
+    "q5_0": (32, 22, "int8"),
+    "q4_1": (32, 20, "int8"),
+    "q4_0": (32, 18, "int8"),
+    "q6_k": (256, 210, "int8"),
+    "q5_k": (256, 176, "int8"),
+    "q4_k": (256, 144, "int8"),
+    "q3_k": (256, 110, "int8"),
+    "q2_k": (256, 84, "int8"),
+}
+
+_ALIASES = {
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "f32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "16-bit": "bf16",
+    "float8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "i8": "int8",
+    "uint8": "int8",
+    "i4": "int4",
+}
+
+DTYPES = tuple(_TABLE)
+
+
+def dtype(name: str) -> DType:
+    """The format called `name` (any of the usual spellings); SpecError lists the valid ones."""
+    key = name.strip().lower().removeprefix("torch.")
+    key = _ALIASES.get(key, key)
+    if key not in _TABLE:
+        raise SpecError(f"unknown dtype {name!r}; valid: {', '.join(DTYPES)}")
+    return DType(key, *_TABLE[key])
