@@ -1,0 +1,101 @@
+"""manyheads: price the attention heads of real models, see what they do, and shrink what they cost.
+
+    stack = manyheads.read("path/to/model")                  a StackSpec, from a config, a header, a name or a sketch
+    report = manyheads.price(stack, context_tokens=131_072)    what it costs
+    layer = manyheads.AttentionSpec.gqa(4096, 32, 8)           or say what a layer is, and ask the same
+
+Names are imported when they are first used: `import manyheads` alone costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from manyheads.checkpoints import read
+    from manyheads.cost import price
+    from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError, SpecError
+    from manyheads.report import Report
+    from manyheads.spec import (
+        Alibi,
+        AttentionSpec,
+        Band,
+        Bias,
+        Bidirectional,
+        Block,
+        Borrowed,
+        Causal,
+        Chunk,
+        Cross,
+        Heads,
+        Latent,
+        Mlp,
+        Moe,
+        NoPositions,
+        Norm,
+        QKNorm,
+        RelativeBuckets,
+        Rope,
+        Self,
+        Stack,
+        StackSpec,
+        State,
+        Weight,
+        Window,
+        weights,
+    )
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Alibi",
+    "AttentionSpec",
+    "BackendError",
+    "Band",
+    "Bias",
+    "Bidirectional",
+    "Block",
+    "Borrowed",
+    "Causal",
+    "CheckpointError",
+    "Chunk",
+    "ConversionError",
+    "Cross",
+    "Heads",
+    "Latent",
+    "ManyheadsError",
+    "Mlp",
+    "Moe",
+    "NoPositions",
+    "Norm",
+    "QKNorm",
+    "RelativeBuckets",
+    "Report",
+    "Rope",
+    "Self",
+    "SpecError",
+    "Stack",
+    "StackSpec",
+    "State",
+    "Weight",
+    "Window",
+    "price",
+    "read",
+    "weights",
+]
+
+_ROOMS = {"read": "checkpoints", "price": "cost", "Report": "report"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'manyheads' has no attribute {name!r}")
+    room = "errors" if name.endswith("Error") else _ROOMS.get(name, "spec")
+    value = getattr(importlib.import_module(f"manyheads.{room}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,140 @@
+"""What the verbs share: options that mean the same everywhere, and where results and progress go."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TextIO
+
+from manyheads.errors import BackendError, ManyheadsError
+
+if TYPE_CHECKING:
+    from manyheads.report import Report
+
+__all__ = [
+    "UsageError",
+    "add_json",
+    "add_output",
+    "add_seed",
+    "emit",
+    "flush_stdout",
+    "missing_package",
+    "nearest",
+    "need",
+    "one_line",
+    "progress",
+    "write_stdout",
+]
+
+_MODELS_EXTRA = frozenset(
+    "accelerate einops gguf huggingface_hub jinja2 numpy safetensors tokenizers torch transformers".split()
+)
+_HOW_TO_GET = "pip install 'manyheads[models]' brings it (in a clone: pip install -c constraints.txt -e '.[models]')"
+
+
+class UsageError(ManyheadsError):
+    """A command line that cannot be understood."""
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Offers --json: the result as one JSON object instead of text."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Offers --output FILE: the result goes to a file, written whole or not at all, instead of to stdout."""
+    parser.add_argument("--output", metavar="FILE", help="write the result to FILE instead of printing it")
+
+
+def add_seed(parser: argparse.ArgumentParser, *, default: int = 0) -> None:
+    """Offers --seed N, from which everything random follows."""
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=default, help="everything random follows from it (default %(default)s)"
+    )
+
+
+def emit(report: Report, options: argparse.Namespace) -> None:
+    """Prints a report, or writes it to the file of --output; as JSON with --json, as text otherwise."""
+    output: str | None = getattr(options, "output", None)
+    if output is not None:
+        from manyheads.report.files import write_whole
+
+        write_whole(output, _content(report, options))
+        progress(f"wrote {output}")
+    elif getattr(options, "json", False):
+        write_stdout(_content(report, options))
+    else:
+        from manyheads.report.text import render
+
+        _guarded(lambda stdout: render(report, file=stdout))
+
+
+def _content(report: Report, options: argparse.Namespace) -> str:
+    if getattr(options, "json", False):
+        from manyheads.report.jsonform import dumps
+
+        return dumps(report)
+    from manyheads.report.text import as_text
+
+    return as_text(report)
+
+
+def write_stdout(text: str) -> None:
+    """Writes to stdout; a full disk is a ManyheadsError, a reader that went away is left to `main`."""
+    _guarded(lambda stdout: stdout.write(text))
+
+
+def flush_stdout() -> None:
+    """Flushes stdout, with the errors of `write_stdout`."""
+    _guarded(lambda stdout: stdout.flush())
+
+
+def _guarded(write: Callable[[TextIO], object]) -> None:
+    if sys.stdout is None:  # closed by whoever started us
+        return
+    try:
+        write(sys.stdout)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ManyheadsError(f"cannot write the result to standard output: {error.strerror or error}") from error
+
+
+def progress(text: str) -> None:
+    """One line on stderr about what is going on; results never go there."""
+    if sys.stderr is not None:
+        print(one_line(text), file=sys.stderr, flush=True)
+
+
+def one_line(text: str) -> str:
+    """`text` on one line: line breaks become spaces, other control characters are shown as escapes."""
+    from manyheads.report.plain import visible
+
+    return visible(" ".join(text.split()))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean X?" for the known word most like `word`, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def need(package: str, *, to: str) -> None:
+    """Refuses early, with the command that brings it, when a package of the extra `models` is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec(package) is None:
+        raise BackendError(f"{package} is needed to {to}; {_HOW_TO_GET}")
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """What to say when an import failed for want of an optional package; None when it is another module."""
+    package = (error.name or "").partition(".")[0]
+    if package == "rich":
+        return "rich is not installed, and text output needs it: pip install rich (or ask for --json)"
+    if package in _MODELS_EXTRA:
+        return f"{package} is needed for this and is not installed; {_HOW_TO_GET}"
+    return None

@@ -1,0 +1,202 @@
+"""The command `manyheads VERB ...`.
+
+A verb is a module of this package with the verb's name, imported only when the verb is typed, and holding
+
+    configure(parser: argparse.ArgumentParser) -> None     adds the verb's arguments
+    run(options: argparse.Namespace) -> int                does it; the exit status: 0 done, 1 the answer is no
+
+What goes wrong is one line on stderr: a ManyheadsError, a wrong argument or a missing package exits 2, as does a bug of
+ours, which says so. `--debug` anywhere after the verb shows the traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from manyheads.cli.common import UsageError, flush_stdout, missing_package, nearest, one_line
+from manyheads.errors import ManyheadsError
+
+__all__ = ["VERBS", "build_parser", "main"]
+
+VERBS = {
+    "cost": "the price of a model: parameters, cache, bytes and time, and what other heads would cost",
+    "xray": "a real model run on real text, and the predicted price checked against what it holds",
+    "models": "the census of known models: list, filter, sort",
+    "facts": "every cited number, its verdict, source and arithmetic",
+}
+"""Each verb and what it does, in the order of the help; the verb's module is `manyheads.cli.VERB`."""
+
+TOUR = (
+    ("serving a model", "manyheads cost llama-2-70b --context 128k --memory 80GiB"),
+    ("sketching one", 'manyheads cost "gqa(4096, 32/8x128, rope=1e4) x 32" --what-if mqa'),
+    ("asking what heads do", "manyheads xray"),
+    ("long prompts on a CPU", "manyheads cost mistral-7b --context 32k --what-if window:4096"),
+    ("interview on Monday", "manyheads facts softmax"),
+)
+"""One line for each kind of person the tool is for: what brings them, and a command to type now."""
+
+_INTERRUPTED = 130  # 128 + SIGINT and 128 + SIGPIPE, as a shell reports a program that these signals ended
+_PIPE_CLOSED = 141
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose complaints are one line, raised as UsageError."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        if "invalid choice: " in message:
+            message += _suggestion_of_choice(message)
+        raise UsageError(f"{self.prog.removeprefix('manyheads ')}: {message} ({self.prog} --help says what is valid)")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> object:
+        # argparse takes any ValueError of a `type` function, ours too, for "invalid value" and drops its message.
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            if isinstance(error.__context__, ManyheadsError):
+                raise argparse.ArgumentError(action, str(error.__context__)) from None
+            raise
+
+    def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
+        """The options in `words`; a word that nothing takes is a UsageError naming the nearest option."""
+        options, left = self.parse_known_args(words)
+        if not left:
+            return options
+        known = [flag for action in self._actions for flag in action.option_strings]
+        unknown = next((word for word in left if word.startswith("-")), left[0])
+        if unknown.startswith("-"):
+            name = unknown.split("=", 1)[0]
+            self.error(f"there is no option {name}{nearest(name, known)}")
+        self.error(f"nothing takes the word {unknown!r} (quote a description that has spaces in it)")
+        raise AssertionError("unreachable: error raises")
+
+
+def _suggestion_of_choice(message: str) -> str:
+    wrong, _, valid = message.partition("invalid choice: ")[2].partition(" (choose from ")
+    return nearest(wrong.strip("'"), [choice.strip("' ") for choice in valid.rstrip(")").split(",")])
+
+
+def build_parser(verb: str) -> _Parser:
+    """The parser of one verb, its module imported and asked for the arguments."""
+    module = importlib.import_module(f"manyheads.cli.{verb}")
+    parser = _Parser(
+        prog=f"manyheads {verb}",
+        description=f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=module.run)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the command line (`words`, by default this process's own) and returns its exit status."""
+    words = list(sys.argv[1:] if words is None else words)
+    _survive_narrow_encodings()
+    try:
+        status = _dispatch(words)
+        flush_stdout()
+        return status
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _abandon_stdout()
+        return _PIPE_CLOSED
+    except ModuleNotFoundError as error:
+        return _complain(missing_package(error) or _our_bug(error, words), words)
+    except ManyheadsError as error:
+        return _complain(str(error), words)
+    except Exception as error:  # noqa: BLE001 the last door: a person sees one line, never a traceback
+        return _complain(_our_bug(error, words), words)
+
+
+def _dispatch(words: list[str]) -> int:
+    while words and words[0] == "--debug":
+        words = [*words[1:], "--debug"] if len(words) > 1 else []
+    if not words:
+        print(_tour())
+        return 0
+    first, rest = words[0], words[1:]
+    if first in ("-h", "--help"):
+        print(_help())
+        return 0
+    if first == "--version":
+        from manyheads import __version__
+
+        print(f"manyheads {__version__}")
+        return 0
+    if first not in VERBS:
+        kind = "an option" if first.startswith("-") else "a verb"
+        raise UsageError(
+            f"{first!r} is not {kind} of manyheads{nearest(first, [*VERBS, '--help', '--version'])}; "
+            f"the verbs are {', '.join(VERBS)} (manyheads --help)"
+        )
+    try:
+        options = build_parser(first).parse_all(rest)
+        return int(options.run(options))
+    except SystemExit as stop:  # argparse ends --help this way
+        return int(stop.code or 0)
+
+
+def _tour() -> str:
+    width = max(len(who) for who, _ in TOUR)
+    return "\n".join(f"{who:<{width}}   {command}" for who, command in TOUR)
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:<8} {does}" for verb, does in VERBS.items())
+    return (
+        "Price the attention heads of real models, see what they do, and learn how it all works.\n\n"
+        f"usage: manyheads VERB ...\n\n{verbs}\n\n"
+        "  manyheads VERB --help     the arguments of a verb\n"
+        "  manyheads --version       the version\n\n"
+        f"For a start:\n\n{_tour()}\n\n"
+        "Results go to stdout, progress to stderr. Exit status: 0 done, 1 the answer is no,\n"
+        "2 the request or the input is wrong (one line says what was found and what would be valid)."
+    )
+
+
+def _complain(message: str, words: list[str]) -> int:
+    """One line on stderr, after the traceback where --debug asks for it; the exit status 2."""
+    if "--debug" in words:
+        import traceback
+
+        traceback.print_exc()
+    _abandon_stdout_if_unusable()
+    if sys.stderr is not None:
+        print(f"manyheads: {one_line(message)}", file=sys.stderr)
+    return 2
+
+
+def _our_bug(error: Exception, words: list[str]) -> str:
+    advice = "" if "--debug" in words else "; run it again with --debug for the traceback"
+    return f"this is a bug in manyheads, not in what was asked: {type(error).__name__}: {error}{advice}"
+
+
+def _survive_narrow_encodings() -> None:
+    """A character that the terminal cannot show is escaped instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)  # absent where a test or a notebook replaced the stream
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _abandon_stdout_if_unusable() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _abandon_stdout()
+
+
+def _abandon_stdout() -> None:
+    """Points stdout at nothing, or Python's own flush at exit would fail again and say so."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        sys.stdout = None
