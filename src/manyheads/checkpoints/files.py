@@ -1,0 +1,72 @@
+"""Opening what a user named, and saying in one line why it cannot be what was asked for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import BinaryIO
+
+from manyheads.errors import CheckpointError
+
+__all__ = ["appearance", "open_regular", "shown", "shown_path"]
+
+_LONGEST_SHOWN = 80
+
+# First bytes of what people pass by mistake, and what it is.
+_APPEARANCES = (
+    (b"version https://git-lfs", "a Git LFS pointer in place of the file (`git lfs pull` fetches it)"),
+    (b"PK\x03\x04", "a zip archive, as torch.save writes"),
+    (b"\x80\x02", "a Python pickle"),
+    (b"GGUF", "a GGUF file"),
+    (b"<", "HTML or XML, perhaps an error page saved in place of the file"),
+    (b"\x1f\x8b", "gzip data"),
+    (b"\x89HDF", "an HDF5 file"),
+)
+
+
+def shown(value: object) -> str:
+    """`value` as repr writes it, on one line of at most 80 characters; safe for names that come out of a broken file."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """`path` as it is where that fits on a line, and quoted with escapes where it does not."""
+    text = os.fspath(path)
+    return text if text.isprintable() and text else ascii(text)
+
+
+def appearance(start: bytes) -> str:
+    """What a file that begins with `start` seems to be, to end an error message with."""
+    if not start:
+        return "an empty file"
+    for prefix, words in _APPEARANCES:
+        if start.startswith(prefix):
+            return words
+    return f"a file that begins with {start[:8]!r}"
+
+
+def open_regular(path: str | os.PathLike[str], *, wanted: str) -> tuple[BinaryIO, int]:
+    """Open `path` for reading bytes and return it with its size in bytes; `wanted` says what it should have been.
+
+    Pipes, devices and sockets are refused before they are opened, so that nothing waits for a writer.
+
+    Raises CheckpointError when the path is missing, unreadable, a directory or not a regular file.
+    """
+    name = shown_path(path)
+    try:
+        found = os.stat(path)
+        if stat.S_ISDIR(found.st_mode):
+            raise CheckpointError(f"{name}: is a directory; expected {wanted}")
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{name}: is not a regular file (a pipe, device or socket); expected {wanted}")
+        file = open(path, "rb")  # noqa: SIM115  the caller closes it
+    except FileNotFoundError:
+        raise CheckpointError(f"{name}: no such file; expected {wanted}") from None
+    except OSError as error:
+        raise CheckpointError(f"{name}: cannot be read ({error.strerror or error}); expected {wanted}") from None
+    except CheckpointError:
+        raise
+    except ValueError:  # a null byte in the path
+        raise CheckpointError(f"{name}: is not a possible path; expected {wanted}") from None
+    return file, os.fstat(file.fileno()).st_size

@@ -1,0 +1,253 @@
+"""The header of a .safetensors file: names, types, shapes and sizes of its tensors, without reading one of them.
+
+A file is 8 bytes (little-endian length n), n bytes of JSON that start with "{", then the tensors' bytes without gaps:
+
+    {"__metadata__": {"format": "pt"}, "name": {"dtype": "BF16", "shape": [m, n], "data_offsets": [begin, end]}, ...}
+
+Everything that the format promises is checked, the size of the file included, so that a truncated download is found
+here and not when its last layer is loaded.
+
+Source: the format's description and reference reader, huggingface/safetensors 0.8 (22 types, header of at most
+100,000,000 bytes).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyheads.checkpoints.files import appearance, open_regular, shown, shown_path
+from manyheads.checkpoints.json_config import load_json_object, parse_json_object
+from manyheads.checkpoints.tensors import TensorInfo, count_elements
+from manyheads.errors import CheckpointError
+
+__all__ = [
+    "DTYPE_BITS",
+    "INDEX_NAME",
+    "MAX_HEADER_BYTES",
+    "SINGLE_NAME",
+    "Header",
+    "TensorInfo",
+    "read_header",
+    "read_sharded",
+    "tensors_of",
+]
+
+MAX_HEADER_BYTES = 100_000_000
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+# Bits of one element, by the format's word for the type.
+DTYPE_BITS: Mapping[str, int] = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the headers of a model's safetensors files say together.
+
+    tensors   by name, in the order of the files
+    metadata  the ``__metadata__`` of the first file: {"format": "pt"} as a rule
+    path      the file, or the folder, that was read
+    files     names of the files whose headers were read
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    path: str
+    files: tuple[str, ...]
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Read and check the header of the one .safetensors file `path`: 8 bytes and the header, nothing of the tensors.
+
+    Raises CheckpointError, one line that names the file and the tensor, when the file is missing or unreadable, is not
+    safetensors, is truncated (with the bytes that are missing), or contradicts itself.
+    """
+    where = shown_path(path)
+    file, size = open_regular(path, wanted="a .safetensors file")
+    with file:
+        try:
+            raw = _read_raw_header(file.read(8), size, file.read, where)
+        except OSError as error:
+            raise CheckpointError(f"{where}: cannot be read ({error.strerror or error})") from None
+    entries = parse_json_object(raw, where=f"{where}: safetensors header")
+    metadata = _metadata_of(entries, where)
+    tensors = tensors_of(entries, where=where, data_bytes=size - 8 - len(raw))
+    return Header(tensors, metadata, os.fspath(path), (os.path.basename(path),))
+
+
+def _read_raw_header(start: bytes, size: int, read: Any, where: str) -> bytes:
+    if len(start) < 8:
+        raise CheckpointError(f"{where}: {size} bytes; a .safetensors file has at least 8, for the header's length")
+    length = int.from_bytes(start, "little")
+    if length > MAX_HEADER_BYTES or length > size - 8:
+        looks = appearance(start + read(64))
+        limit = f"the format's limit is {MAX_HEADER_BYTES}" if length > MAX_HEADER_BYTES else "it is truncated"
+        raise CheckpointError(
+            f"{where}: says its header has {length} bytes, the file has {size}: {limit}, or it is not safetensors"
+            f" (it looks like {looks})"
+        )
+    raw: bytes = read(length)
+    if len(raw) < length:
+        raise CheckpointError(f"{where}: became shorter while it was read ({len(raw)} of {length} header bytes)")
+    if raw[:1] != b"{":
+        raise CheckpointError(f"{where}: the safetensors header begins with {raw[:1]!r}, not with '{{'")
+    return raw
+
+
+def _metadata_of(entries: dict[str, Any], where: str) -> dict[str, str]:
+    metadata = entries.pop("__metadata__", None)
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{where}: __metadata__ must map words to words, found {shown(metadata)}")
+    return metadata
+
+
+def tensors_of(entries: Mapping[str, Any], *, where: str, data_bytes: int | None) -> dict[str, TensorInfo]:
+    """Check the entries of a header against each other and against `data_bytes`, the bytes that follow it in the file.
+
+    data_bytes is None where the size of the file is not known (a header fetched alone).
+
+    Raises CheckpointError that begins with `where`.
+    """
+    spans: list[tuple[int, int, str]] = []
+    tensors: dict[str, TensorInfo] = {}
+    for name, entry in entries.items():
+        label = f"{where}: tensor {shown(name)}"
+        if not isinstance(entry, dict):
+            raise CheckpointError(f"{label}: must be an object with dtype, shape, data_offsets; found {shown(entry)}")
+        tensors[name] = _tensor_of(name, entry, label)
+        begin, end = _offsets_of(entry, label)
+        spans.append((begin, end, name))
+        if end - begin != tensors[name].nbytes:
+            raise CheckpointError(
+                f"{label}: {tensors[name].dtype} {list(tensors[name].shape)} takes {tensors[name].nbytes} bytes, its"
+                f" data_offsets [{begin}, {end}] hold {end - begin}"
+            )
+    _check_layout(spans, where, data_bytes)
+    return tensors
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _tensor_of(name: str, entry: Mapping[str, Any], label: str) -> TensorInfo:
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
+    if not isinstance(dtype, str) or bits is None:
+        raise CheckpointError(f"{label}: dtype {shown(dtype)} is not one of {', '.join(DTYPE_BITS)}")
+    if not isinstance(shape, list) or not all(map(_is_size, shape)):
+        raise CheckpointError(f"{label}: shape must be a list of integers of 0 or more, found {shown(shape)}")
+    elements = count_elements(tuple(shape))
+    if elements is None:
+        raise CheckpointError(f"{label}: shape {shown(shape)} has more elements than 64 bits can count")
+    if elements * bits % 8:
+        raise CheckpointError(f"{label}: {elements} elements of {bits} bits ({dtype}) do not fill whole bytes")
+    return TensorInfo(name, dtype, tuple(shape), elements * bits // 8)
+
+
+def _offsets_of(entry: Mapping[str, Any], label: str) -> tuple[int, int]:
+    offsets = entry.get("data_offsets")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise CheckpointError(f"{label}: data_offsets must be [begin, end] in bytes, found {shown(offsets)}")
+    begin, end = offsets
+    if begin > end:
+        raise CheckpointError(f"{label}: data_offsets [{begin}, {end}] end before they begin")
+    return begin, end
+
+
+def _check_layout(spans: list[tuple[int, int, str]], where: str, data_bytes: int | None) -> None:
+    """The tensors must cover the bytes after the header once each: no overlap, no hole, no rest."""
+    position, before = 0, "the header"
+    for begin, end, name in sorted(spans):
+        if begin != position:
+            what = "overlaps" if begin < position else f"leaves a hole of {begin - position} bytes after"
+            raise CheckpointError(
+                f"{where}: tensor {shown(name)} begins at byte {begin} and {what} {shown(before)}, which ends at"
+                f" {position}; tensors must follow each other without gaps"
+            )
+        position, before = end, name
+    if data_bytes is None or position == data_bytes:
+        return
+    if position > data_bytes:
+        raise CheckpointError(
+            f"{where}: truncated: the header describes {position} bytes of tensors, the file holds {data_bytes}:"
+            f" {position - data_bytes} bytes are missing"
+        )
+    raise CheckpointError(f"{where}: {data_bytes - position} bytes follow the last tensor; there must be none")
+
+
+def read_sharded(folder: str | os.PathLike[str]) -> Header:
+    """Read the headers of the model in `folder`, as transformers would choose the files.
+
+    In this order: ``model.safetensors``; ``model.safetensors.index.json`` and every shard that it names; the only
+    ``*.safetensors`` there is. The index's ``total_size`` is not used: published ones are often wrong.
+
+    Raises CheckpointError when there is none or no telling which, when a shard is missing or named by a path that
+    leaves the folder, when a tensor is in two shards or not in the one that the index says, and as `read_header` does.
+    """
+    where, root = shown_path(folder), Path(folder)
+    try:
+        found = sorted(name for name in os.listdir(root) if name.endswith(".safetensors"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a possible path"
+        raise CheckpointError(f"{where}: cannot be listed ({reason}); expected a folder with .safetensors") from None
+    if SINGLE_NAME in found:
+        return read_header(root / SINGLE_NAME)
+    if os.path.lexists(root / INDEX_NAME):
+        return _read_shards(root)
+    if len(found) == 1:
+        return read_header(root / found[0])
+    names = ", ".join(map(shown, found[:5])) + (", ..." if len(found) > 5 else "")
+    raise CheckpointError(
+        f"{where}: holds {f'{len(found)} .safetensors files ({names})' if found else 'no .safetensors file'};"
+        f" expected {SINGLE_NAME}, {INDEX_NAME} with its shards, or one .safetensors file"
+    )
+
+
+def _read_shards(root: Path) -> Header:
+    index_path = root / INDEX_NAME
+    where = shown_path(index_path)
+    weight_map = load_json_object(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{where}: weight_map must map tensor names to shard files, found {shown(weight_map)}")
+    shards = _shard_names(weight_map.values(), where)
+    missing = [shard for shard in shards if not os.path.exists(root / shard)]
+    if missing:
+        names = ", ".join(map(shown, missing[:3])) + (", ..." if len(missing) > 3 else "")
+        raise CheckpointError(f"{where}: {len(missing)} of {len(shards)} shards are missing from the folder: {names}")
+    tensors: dict[str, TensorInfo] = {}
+    home: dict[str, str] = {}
+    metadata: Mapping[str, str] = {}
+    for number, shard in enumerate(shards):
+        header = read_header(root / shard)
+        metadata = metadata if number else header.metadata
+        for name, tensor in header.tensors.items():
+            if name in tensors:
+                both = f"{shown(home[name])} and {shown(shard)}"
+                raise CheckpointError(f"{where}: tensor {shown(name)} is in two shards, {both}; it must be in one")
+            tensors[name], home[name] = tensor, shard
+    for name, shard in weight_map.items():
+        if home.get(name) != shard:
+            raise CheckpointError(f"{where}: tensor {shown(name)} is not in {shown(shard)}, where the index places it")
+    return Header(tensors, metadata, os.fspath(root), shards)
+
+
+def _shard_names(values: Iterable[object], where: str) -> tuple[str, ...]:
+    """The distinct shard files, each a plain name in the index's own folder."""
+    shards: dict[str, None] = {}
+    for shard in values:
+        plain = isinstance(shard, str) and shard.endswith(".safetensors") and not set(shard) & set("/\\\0:")
+        if not plain:
+            raise CheckpointError(f"{where}: shard {shown(shard)} must be the name of a .safetensors file beside it")
+        shards[str(shard)] = None
+    return tuple(sorted(shards))
