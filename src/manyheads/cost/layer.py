@@ -1,0 +1,151 @@
+"""The cost of one attention layer: its spec's sizes put into the formulas. Branches on the kind of a spec only."""
+
+from __future__ import annotations
+
+from manyheads.cost import formulas
+from manyheads.cost.algebra import Number
+from manyheads.cost.pairs import keys_held, visible_pairs
+from manyheads.spec.attention import AttentionSpec, Borrowed, Cross
+from manyheads.spec.kv import Heads, Latent, State
+
+__all__ = [
+    "cache_elements",
+    "cache_held_elements",
+    "conv_elements",
+    "core_intensity",
+    "core_macs",
+    "exps",
+    "key_token_macs",
+    "pair_macs",
+    "query_token_macs",
+    "read_elements",
+    "score_elements",
+    "state_elements",
+    "state_token_macs",
+]
+
+
+def query_token_macs(spec: AttentionSpec) -> int:
+    """MACs of the projections that every new query token needs (for MLA and State: all of a new token's)."""
+    kv, gate = spec.kv, spec.d_model * spec.num_output_heads * spec.v_head_dim * spec.output_gate
+    if isinstance(kv, Latent):
+        return gate + formulas.latent_token_macs(
+            spec.d_model, spec.num_heads, kv.nope_dim, kv.rope_dim, kv.v_head_dim, kv.rank, kv.q_rank, bool(kv.q_rank)
+        )
+    if isinstance(kv, State):
+        return gate + _state_projections(spec, kv)
+    return gate + formulas.heads_query_macs(spec.d_model, spec.num_heads, kv.head_dim, kv.v_head_dim)
+
+
+def key_token_macs(spec: AttentionSpec) -> int:
+    """MACs of the projections of every new key token: once a memory token in cross-attention, none where borrowed."""
+    if not isinstance(spec.kv, Heads) or isinstance(spec.source, Borrowed):
+        return 0
+    return formulas.heads_key_macs(spec.d_source, spec.kv.num_kv_heads, spec.kv.head_dim, spec.kv.v_head_dim)
+
+
+def _state_projections(spec: AttentionSpec, kv: State) -> int:
+    m, q, f, v = spec.d_model, kv.head_dim, kv.feature_dim, kv.v_head_dim
+    macs = m * (spec.num_heads * q + kv.num_key_heads * q + kv.num_value_heads * v + spec.num_output_heads * v)
+    if kv.feature_map == "learned":
+        macs += (spec.num_heads + kv.num_key_heads) * q * f
+    macs += kv.conv_width * (spec.num_heads * q + kv.num_key_heads * q + kv.num_value_heads * v)
+    macs += m * kv.num_state_heads * {"none": 0, "per_head": 1, "per_channel": f}[kv.decay]
+    return macs + m * {"none": 0, "scalar": 1, "per_head": kv.num_state_heads}[kv.beta]
+
+
+def state_token_macs(spec: AttentionSpec) -> int:
+    """MACs a token of a recurrent layer's update and read; 0 for layers that keep a cache."""
+    if not isinstance(spec.kv, State):
+        return 0
+    kv, heads = spec.kv, spec.num_output_heads
+    delta = int(kv.beta != "none")
+    return formulas.state_recurrent_macs(
+        heads, kv.num_state_heads, kv.feature_dim, kv.v_head_dim, int(kv.normalised), delta
+    )
+
+
+def pair_macs(spec: AttentionSpec, form: str = "expanded") -> int:
+    """MACs a visible pair. `form` chooses how MLA runs, "expanded" or "absorbed"; State's is its quadratic form."""
+    kv = spec.kv
+    if isinstance(kv, Latent):
+        if form == "absorbed":
+            return formulas.absorbed_pair_macs(spec.num_heads, kv.rank, kv.rope_dim)
+        return formulas.expanded_pair_macs(spec.num_heads, kv.nope_dim, kv.rope_dim, kv.v_head_dim)
+    if isinstance(kv, State):
+        return formulas.state_pair_macs(spec.num_output_heads, kv.feature_dim, kv.v_head_dim)
+    return formulas.heads_pair_macs(spec.num_heads, kv.head_dim, kv.v_head_dim)
+
+
+def exps(spec: AttentionSpec, pairs: Number) -> Number:
+    """Exponentials of the softmax, H·P, which are no MACs; none in linear attention."""
+    return 0 * pairs if isinstance(spec.kv, State) else spec.num_heads * pairs
+
+
+def score_elements(spec: AttentionSpec, batch: Number, queries: Number, keys: Number) -> Number:
+    """Elements of one copy of the layer's score matrix as naive code holds it; none in linear attention."""
+    heads = 0 if isinstance(spec.kv, State) else spec.num_heads
+    return formulas.score_elements(batch, heads, queries, keys)
+
+
+def cache_elements(spec: AttentionSpec) -> int:
+    """Elements that a token adds to the layer's cache: K(q + v), c + r for MLA, 0 for State and for borrowed layers."""
+    kv = spec.kv
+    if isinstance(kv, State) or isinstance(spec.source, Borrowed):
+        return 0
+    if isinstance(kv, Latent):
+        return formulas.latent_cache_elements(kv.rank, kv.rope_dim)
+    return formulas.heads_cache_elements(kv.num_kv_heads, kv.head_dim, kv.v_head_dim)
+
+
+def state_elements(spec: AttentionSpec) -> int:
+    """Elements of the layer's running state a sequence, 0 where there is none; the short convolution's taps apart."""
+    kv = spec.kv
+    if not isinstance(kv, State):
+        return 0
+    return formulas.state_elements(kv.num_state_heads, kv.feature_dim, kv.v_head_dim, int(kv.normalised))
+
+
+def conv_elements(spec: AttentionSpec) -> int:
+    """Elements that the short convolution of a linear layer keeps a sequence: its last taps - 1 inputs."""
+    kv = spec.kv
+    if not isinstance(kv, State) or not kv.conv_width:
+        return 0
+    channels = (spec.num_heads + kv.num_key_heads) * kv.head_dim + kv.num_value_heads * kv.v_head_dim
+    return (kv.conv_width - 1) * channels
+
+
+def cache_held_elements(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Number:
+    """Cache elements of one sequence after `tokens` tokens (and `memory` encoder tokens), at best: windows end growth."""
+    held = memory if isinstance(spec.source, Cross) else keys_held(spec.mask, tokens)
+    return held * cache_elements(spec)
+
+
+def read_elements(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Number:
+    """Cache elements that one decode step reads; a borrowing layer reads what its lender keeps."""
+    kv = spec.kv
+    if isinstance(spec.source, Borrowed) and isinstance(kv, Heads):
+        width = formulas.heads_cache_elements(kv.num_kv_heads, kv.head_dim, kv.v_head_dim)
+        return keys_held(spec.mask, tokens) * width
+    return cache_held_elements(spec, tokens, memory)
+
+
+def core_macs(spec: AttentionSpec, queries: Number, keys: Number, form: str = "expanded") -> tuple[Number, Number]:
+    """(dense, exact) MACs of scores and mix of `queries` new tokens, the last of `keys`; recurrent for State."""
+    if isinstance(spec.kv, State):
+        macs = queries * state_token_macs(spec)
+        return macs, macs
+    each = pair_macs(spec, form)
+    return queries * keys * each, visible_pairs(spec.mask, queries, keys) * each
+
+
+def core_intensity(spec: AttentionSpec, cache_element_bytes: Number, form: str = "absorbed") -> Number:
+    """FLOPs a byte of cache read, of one decode step's scores and mix alone."""
+    kv = spec.kv
+    if isinstance(kv, Latent):
+        if form == "absorbed":
+            return formulas.latent_core_intensity(spec.num_heads, kv.rank, kv.rope_dim, cache_element_bytes)
+        return formulas.core_intensity(1, 1, cache_element_bytes)
+    if isinstance(kv, State):
+        return formulas.state_core_intensity(spec.num_output_heads, kv.num_state_heads, cache_element_bytes)
+    return formulas.core_intensity(spec.num_heads // kv.num_kv_heads, 1, cache_element_bytes)
