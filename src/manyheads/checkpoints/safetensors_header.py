@@ -21,7 +21,7 @@ from typing import Any
 
 from manyheads.checkpoints.files import appearance, open_regular, shown, shown_path
 from manyheads.checkpoints.json_config import load_json_object, parse_json_object
-from manyheads.checkpoints.tensors import TensorInfo, count_elements
+from manyheads.checkpoints.tensors import LARGEST_TENSOR_ELEMENTS, TensorInfo, count_elements
 from manyheads.errors import CheckpointError
 
 __all__ = [
@@ -137,7 +137,7 @@ def tensors_of(entries: Mapping[str, Any], *, where: str, data_bytes: int | None
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_TENSOR_ELEMENTS
 
 
 def _tensor_of(name: str, entry: Mapping[str, Any], label: str) -> TensorInfo:
@@ -146,7 +146,7 @@ def _tensor_of(name: str, entry: Mapping[str, Any], label: str) -> TensorInfo:
     if not isinstance(dtype, str) or bits is None:
         raise CheckpointError(f"{label}: dtype {shown(dtype)} is not one of {', '.join(DTYPE_BITS)}")
     if not isinstance(shape, list) or not all(map(_is_size, shape)):
-        raise CheckpointError(f"{label}: shape must be a list of integers of 0 or more, found {shown(shape)}")
+        raise CheckpointError(f"{label}: shape must be a list of integers from 0 to 2**63 - 1, found {shown(shape)}")
     elements = count_elements(tuple(shape))
     if elements is None:
         raise CheckpointError(f"{label}: shape {shown(shape)} has more elements than 64 bits can count")
