@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["CensusEntry", "census", "find", "nearest"]
+__all__ = ["CensusEntry", "census", "find", "names", "nearest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +81,11 @@ def find(name: str) -> CensusEntry | None:
     Case, ``_``, spaces and ``:`` for ``-``, and a trailing ``-hf`` do not matter; a hub id's owner may be left out.
     """
     return _index().get(_plain(name))
+
+
+def names() -> tuple[str, ...]:
+    """The name of every model, oldest first."""
+    return tuple(entry.name for entry in census())
 
 
 def nearest(name: str, *, count: int = 3) -> list[str]:
