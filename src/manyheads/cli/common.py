@@ -28,7 +28,18 @@ __all__ = [
 ]
 
 _MODELS_EXTRA = frozenset(
-    "accelerate einops gguf huggingface_hub jinja2 numpy safetensors tokenizers torch transformers".split()
+    {
+        "accelerate",
+        "einops",
+        "gguf",
+        "huggingface_hub",
+        "jinja2",
+        "numpy",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "transformers",
+    }
 )
 _HOW_TO_GET = "pip install 'manyheads[models]' brings it (in a clone: pip install -c constraints.txt -e '.[models]')"
 

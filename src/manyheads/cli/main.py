@@ -32,7 +32,7 @@ VERBS = {
 
 TOUR = (
     ("serving a model", "manyheads cost llama-2-70b --context 128k --memory 80GiB"),
-    ("sketching one", 'manyheads cost "gqa(4096, 32/8x128, rope=1e4) x 32" --what-if mqa'),
+    ("sketching one", 'manyheads cost "gqa(4096, 32/8x128) x 32" --what-if mqa'),
     ("asking what heads do", "manyheads xray"),
     ("long prompts on a CPU", "manyheads cost mistral-7b --context 32k --what-if window:4096"),
     ("interview on Monday", "manyheads facts softmax"),

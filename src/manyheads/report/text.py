@@ -22,6 +22,7 @@ __all__ = ["as_text", "render"]
 
 _PIPE_WIDTH = 80
 _LEAST_WIDTH = 40
+_LEAST_WORDS = 16  # a sentence in a narrower column is a tower that nobody reads
 _GAP = 2
 
 
@@ -48,7 +49,9 @@ def as_text(report: Report, *, width: int = _PIPE_WIDTH, color: bool = False, ru
     console = Console(
         file=buffer,
         width=max(width, _LEAST_WIDTH),
+        height=25,  # without it rich asks the terminal again, and takes 80 columns where TERM is dumb
         force_terminal=color,
+        no_color=not color,
         color_system="standard" if color else None,
         legacy_windows=False,
         markup=False,
@@ -116,7 +119,8 @@ def _widths(columns: tuple[Column, ...], rows: list[tuple[str, ...]], width: int
     for column, cells in zip(columns, texts, strict=True):
         whole = max((_width(cell) for cell in cells), default=0)
         longest_word = max((_longest_word(cell) for cell in cells), default=0)
-        least.append(max(_longest_word(column.name), whole if column.align == "right" else longest_word))
+        words = max(longest_word, min(whole, _LEAST_WORDS))
+        least.append(max(_longest_word(column.name), whole if column.align == "right" else words))
         wanted.append(max(whole, _heading_width(column)))
     room = width - _GAP * len(columns)
     if sum(least) > room:

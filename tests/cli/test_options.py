@@ -1,0 +1,52 @@
+"""Every option of every verb, frozen: scripts rely on them. A change here belongs in CHANGELOG.md."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from manyheads.cli.main import VERBS, build_parser
+
+# In the order of --help. [NAME] may be left out; * may be given many times; = is the default; {a|b} the choices.
+OPTIONS: dict[str, list[str]] = {}
+
+
+def described(action: argparse.Action) -> str:
+    """One line that changes whenever the meaning of the argument does."""
+    value = action.metavar or action.dest.upper()
+    if not action.option_strings:
+        text = f"[{value}]" if action.nargs in ("?", "*") else str(value)
+    else:
+        text = "/".join(action.option_strings) + ("" if action.nargs == 0 else f" {value}")
+    if action.choices is not None:
+        text += " {" + "|".join(map(str, action.choices)) + "}"
+    if isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+"):
+        text += " *"
+    if action.default not in (None, False, [], argparse.SUPPRESS):
+        text += f" = {action.default}"
+    return text
+
+
+def options_of(verb: str) -> list[str]:
+    return [described(action) for action in build_parser(verb)._actions if action.dest != "help"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_options_of_a_verb_are_these(verb: str) -> None:
+    assert verb in OPTIONS, f"write the options of {verb} into the table of this file:\n{options_of(verb)}"
+    assert options_of(verb) == OPTIONS[verb]
+
+
+def test_the_table_names_no_other_verb() -> None:
+    assert set(OPTIONS) <= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_argument_is_explained_and_common_ones_mean_the_same(verb: str) -> None:
+    actions = build_parser(verb)._actions
+    assert [action.dest for action in actions if not action.help] == []
+    helps = {action.option_strings[-1]: action.help for action in actions if action.option_strings}
+    for flag, meaning in {"--json": "one JSON object", "--output": "to FILE", "--seed": "random"}.items():
+        assert meaning in helps.get(flag, meaning)
+    assert "--debug" in helps
