@@ -19,6 +19,12 @@ from manyheads.spec.positions import (
 from manyheads.spec.stack import Block, Mlp, Moe, OtherWeight, Stack, StackSpec
 from manyheads.spec.weights import Weight, count, weights
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from manyheads.spec.jsonform import from_json, to_json
+    from manyheads.spec.slugs import slug
+    from manyheads.spec.text import layer_text, parse, parse_stack, to_text
+
 __all__ = [
     "Alibi",
     "AttentionSpec",
@@ -53,5 +59,32 @@ __all__ = [
     "Window",
     "YarnScaling",
     "count",
+    "from_json",
+    "layer_text",
+    "parse",
+    "parse_stack",
+    "slug",
+    "to_json",
+    "to_text",
     "weights",
 ]
+
+# The written forms are loaded when first used: pricing a model from its config needs none of them.
+_LATER = {
+    "from_json": "manyheads.spec.jsonform",
+    "to_json": "manyheads.spec.jsonform",
+    "slug": "manyheads.spec.slugs",
+    "layer_text": "manyheads.spec.text",
+    "parse": "manyheads.spec.text",
+    "parse_stack": "manyheads.spec.text",
+    "to_text": "manyheads.spec.text",
+}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(_LATER[name]), name)
+    return globals()[name]

@@ -8,7 +8,7 @@ from manyheads.errors import SpecError
 from manyheads.spec import check
 from manyheads.spec.norms import Norm
 
-__all__ = ["Heads", "KV", "Latent", "State"]
+__all__ = ["KV", "Heads", "Latent", "State"]
 
 
 @dataclass(frozen=True)
