@@ -112,11 +112,12 @@ def test_a_failure_says_which_file_and_why(tmp_path, monkeypatch) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_file_is_not_replaced(tmp_path) -> None:
+def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch) -> None:
     path = tmp_path / "a"
     path.write_text("old")
     path.chmod(0o444)
+    # Root, who runs the tests in a container, may write everything: the system's answer to anyone else is given here.
+    monkeypatch.setattr(files.os, "access", lambda name, how: not (name == str(path) and how == os.W_OK))
     with pytest.raises(ManyheadsError, match="Permission denied"):
         write_whole(path, "new")
     assert path.read_text() == "old"
