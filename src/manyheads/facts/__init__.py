@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from manyheads.facts.arithmetic import Outcome, check
-    from manyheads.facts.finding import UnknownFact, entry, fact, search
+    from manyheads.facts.finding import UnknownFactError, entry, fact, search
     from manyheads.facts.library import conventions, facts, formulas, source, sources, tables
     from manyheads.facts.records import Citation, Convention, Fact, Formula, QuotedTable, Source
 
@@ -22,7 +22,7 @@ _HOME = {
     "Outcome": "arithmetic",
     "QuotedTable": "records",
     "Source": "records",
-    "UnknownFact": "finding",
+    "UnknownFactError": "finding",
     "check": "arithmetic",
     "conventions": "library",
     "entry": "finding",
@@ -43,7 +43,7 @@ __all__ = [
     "Outcome",
     "QuotedTable",
     "Source",
-    "UnknownFact",
+    "UnknownFactError",
     "check",
     "conventions",
     "entry",

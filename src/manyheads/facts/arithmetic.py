@@ -15,17 +15,19 @@ from fractions import Fraction
 
 from manyheads.errors import ManyheadsError
 
-__all__ = ["ArithmeticFailure", "Outcome", "check", "evaluate", "grouped"]
+__all__ = ["Outcome", "SumError", "check", "evaluate", "grouped"]
 
 _LONGEST = 400
 _LARGEST_EXPONENT = 64
 _LARGEST_BITS = 4096
-_SUM = re.compile(r"^(?:(?P<label>[^:=<>~]*[^:=<>~ ]): )?(?P<left>[^=<>~!]+) (?P<relation>=|~|<|>|!=) (?P<right>[^=<>~!]+)$")
+_SUM = re.compile(
+    r"^(?:(?P<label>[^:=<>~]*[^:=<>~ ]): )?(?P<left>[^=<>~!]+) (?P<relation>=|~|<|>|!=) (?P<right>[^=<>~!]+)$"
+)
 _RIGHT = re.compile(r"^(?P<value>[0-9+\-*/(). _]*[0-9)])(?: (?P<unit>[^\d+\-*/(. ].*))?$")
 _SHOWN = {"~": "≈", "!=": "≠"}
 
 
-class ArithmeticFailure(ManyheadsError, ValueError):
+class SumError(ManyheadsError, ValueError):
     """A sum that cannot be read, or that does not come out as it says; the message shows both values."""
 
 
@@ -49,18 +51,18 @@ def evaluate(expression: str, names: Mapping[str, Fraction | int] | None = None)
     """The exact value of an expression of numbers, + - * / // **, parentheses, min(), max() and the given names.
 
     Exponents must be whole and at most 64 in size, results at most 4096 bits: a data file cannot make this slow.
-    Raises ArithmeticFailure for anything else.
+    Raises SumError for anything else.
     """
     if len(expression) > _LONGEST:
-        raise ArithmeticFailure(f"expression of {len(expression)} characters; at most {_LONGEST} are read")
+        raise SumError(f"expression of {len(expression)} characters; at most {_LONGEST} are read")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ArithmeticFailure(f"{expression!r} is not arithmetic; valid: numbers and names with + - * / // **") from None
+        raise SumError(f"{expression!r} is not arithmetic; valid: numbers and names with + - * / // **") from None
     try:
         return _value(tree.body, names or {})
     except ZeroDivisionError:
-        raise ArithmeticFailure(f"{expression!r} divides by zero") from None
+        raise SumError(f"{expression!r} divides by zero") from None
 
 
 def _value(node: ast.expr, names: Mapping[str, Fraction | int]) -> Fraction:
@@ -80,7 +82,7 @@ def _value(node: ast.expr, names: Mapping[str, Fraction | int]) -> Fraction:
         case ast.Call(func=ast.Name(id="min" | "max" as which), args=[first, second], keywords=[]):
             pick: Callable[[Fraction, Fraction], Fraction] = min if which == "min" else max
             return pick(_value(first, names), _value(second, names))
-    raise ArithmeticFailure(f"{ast.unparse(node)!r} is not arithmetic; valid: numbers, {', '.join(names) or 'no names'}")
+    raise SumError(f"{ast.unparse(node)!r} is not arithmetic; valid: numbers, {', '.join(names) or 'no names'}")
 
 
 def _combined(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction:
@@ -97,33 +99,33 @@ def _combined(operator: ast.operator, left: Fraction, right: Fraction) -> Fracti
             return Fraction(left // right)
         case ast.Pow():
             return _power(left, right)
-    raise ArithmeticFailure(f"operator {type(operator).__name__} is not arithmetic; valid: + - * / // **")
+    raise SumError(f"operator {type(operator).__name__} is not arithmetic; valid: + - * / // **")
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > _LARGEST_EXPONENT:
-        raise ArithmeticFailure(f"exponent {exponent}; valid: whole numbers from -{_LARGEST_EXPONENT} to {_LARGEST_EXPONENT}")
+        raise SumError(f"exponent {exponent}; valid: whole numbers from -{_LARGEST_EXPONENT} to {_LARGEST_EXPONENT}")
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if size * abs(int(exponent)) > _LARGEST_BITS:
-        raise ArithmeticFailure(f"{base} to the power {exponent} is longer than {_LARGEST_BITS} bits")
+        raise SumError(f"{base} to the power {exponent} is longer than {_LARGEST_BITS} bits")
     return Fraction(base ** int(exponent))
 
 
 def _bounded(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _LARGEST_BITS:
-        raise ArithmeticFailure(f"a number longer than {_LARGEST_BITS} bits")
+        raise SumError(f"a number longer than {_LARGEST_BITS} bits")
     return value
 
 
 def check(line: str, names: Mapping[str, Fraction | int] | None = None) -> Outcome:
     """Work out one sum again and return it ready to be shown.
 
-    Raises ArithmeticFailure when the line cannot be read or when the relation does not hold.
+    Raises SumError when the line cannot be read or when the relation does not hold.
     """
     label, left, relation, right, unit = _split(line)
     value, stated = evaluate(left, names), evaluate(right)
     if not _holds(value, relation, stated, right):
-        raise ArithmeticFailure(f"{line!r} does not hold: the left side is {_plain(value)}, the right side {_plain(stated)}")
+        raise SumError(f"{line!r} does not hold: the left side is {_plain(value)}, the right side {_plain(stated)}")
     tail = f" {unit}" if unit else ""
     text = f"{grouped(left)} {_SHOWN.get(relation, relation)} {grouped(right)}{tail}"
     return Outcome(label, text, value, unit)
@@ -133,7 +135,7 @@ def _split(line: str) -> tuple[str, str, str, str, str]:
     found = _SUM.match(line)
     right = _RIGHT.match(found["right"]) if found else None
     if found is None or right is None:
-        raise ArithmeticFailure(f"{line!r} is not a sum; valid: 'label: left = right unit' with one of = ~ < > !=")
+        raise SumError(f"{line!r} is not a sum; valid: 'label: left = right unit' with one of = ~ < > !=")
     return found["label"] or "", found["left"].strip(), found["relation"], right["value"], right["unit"] or ""
 
 

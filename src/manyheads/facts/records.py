@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 
 __all__ = ["Citation", "Convention", "Entry", "Fact", "Formula", "QuotedTable", "Source"]
 
@@ -12,11 +13,11 @@ class Source:
     """Where a fact comes from: a paper, a program, a set of published files, or a derivation made here.
 
     key           vaswani2017
-    kind          article | inproceedings | report | software | derivation
-    authors       ("Ashish Vaswani", ...); a group is one name with a trailing "*": ("Gemma Team*",)
+    kind          inproceedings | preprint | software: works; files | derivation: bundles and work of our own, not citable
+    authors       ("Vaswani, Ashish", ...); a group that signs as author is in braces: ("{Gemma Team}",)
     more_authors  True when the list of authors goes on
     arxiv         "1706.03762", "" when there is none
-    venue         the journal or the proceedings, "" for a preprint
+    venue         the proceedings, "" for a preprint
     read          what was read of it: an edition, "not read", or what a second-hand reading rests on
     """
 
@@ -36,7 +37,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Citation:
-    """One use of a source: ``vaswani2017, Table 2 [P]``. strength is a letter of ``library.strengths()``."""
+    """One use of a source: ``vaswani2017, Table 2 [P]``. strength is a letter of ``library.glossary("strengths")``."""
 
     source: str
     where: str
@@ -99,14 +100,17 @@ class Convention:
 
 @dataclass(frozen=True)
 class QuotedTable:
-    """A table of a paper, or of values worked out here, with the sums that tie its figures together."""
+    """A table of a paper, or of values worked out here, with the sums that tie its figures together.
+
+    A cell is a text, a whole number, or a decimal with the digits that the paper prints (5.00); "" was not reported.
+    """
 
     key: str
     topic: str
     name: str
     note: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str | int | float, ...], ...]
+    rows: tuple[tuple[str | int | Decimal, ...], ...]
     sources: tuple[Citation, ...]
     arithmetic: tuple[str, ...]
 
