@@ -142,7 +142,9 @@ class AttentionSpec:
         if isinstance(self.kv, Latent) and self.bias.k != self.bias.v:
             raise SpecError("in latent attention keys and values share one down-projection: bias k and v must be equal")
         if self.qk_norm is not None and not isinstance(self.kv, Heads):
-            raise SpecError(f"qk_norm is defined for Heads, found {type(self.kv).__name__} (a latent has norms of its own)")
+            raise SpecError(
+                f"qk_norm is defined for Heads, found {type(self.kv).__name__} (a latent has norms of its own)"
+            )
 
     def _check_positions(self) -> None:
         rope_dim = self.positions.dim if isinstance(self.positions, Rope) else 0
@@ -162,7 +164,9 @@ class AttentionSpec:
         if isinstance(self.source, Borrowed) and not isinstance(self.kv, Heads):
             raise SpecError(f"only Heads can be borrowed from another layer, found {type(self.kv).__name__}")
         if isinstance(self.kv, State) and isinstance(self.source, Cross):
-            raise SpecError("linear attention (State) over a memory is not described here; use Heads for cross-attention")
+            raise SpecError(
+                "linear attention (State) over a memory is not described here; use Heads for cross-attention"
+            )
 
     @property
     def head_dim(self) -> int:

@@ -13,7 +13,7 @@ __all__ = ["Band", "Bidirectional", "Causal", "Chunk", "Mask", "Window"]
 class Bidirectional:
     """Every query sees every key."""
 
-    def visible(self, query: int, key: int) -> bool:
+    def visible(self, query: int, key: int) -> bool:  # noqa: ARG002 - the same question of every mask
         """Whether the query at absolute position `query` may attend to the key at `key`."""
         return True
 

@@ -112,6 +112,8 @@ class LongRopeScaling:
     def __post_init__(self) -> None:
         check.size("original_context", self.original_context)
         check.number("rope attention_factor", self.attention_factor, zero=True)
+        check.row("longrope short_factor", self.short_factor)
+        check.row("longrope long_factor", self.long_factor)
         if len(self.short_factor) != len(self.long_factor):
             raise SpecError(
                 f"longrope needs as many short as long factors, found {len(self.short_factor)} and "

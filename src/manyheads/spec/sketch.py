@@ -100,7 +100,9 @@ def _layer(reader: Reader) -> _Layer:
             else:
                 mlp = build(_PARTS[name], call)
         except SpecError as error:
-            raise SpecError(str(error) if str(error).startswith("character") else f"character {place}: {error}") from None
+            raise SpecError(
+                str(error) if str(error).startswith("character") else f"character {place}: {error}"
+            ) from None
         if not reader.accept("+"):
             return tuple(attentions), mlp
 

@@ -90,6 +90,8 @@ class Block:
     parallel: bool = False
 
     def __post_init__(self) -> None:
+        check.row("attentions", self.attentions)
+        check.row("norm_places", self.norm_places)
         if not self.attentions and self.mlp is None:
             raise SpecError("a block needs an attention or an MLP, found neither")
         for attention in self.attentions:
@@ -130,8 +132,8 @@ class OtherWeight:
     buffer: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise SpecError("a weight needs a name, found an empty one")
+        check.text("weight name", self.name)
+        check.row(f"{self.name} shape", self.shape)
         for length in self.shape:
             check.size(f"{self.name} shape", length)
         check.flag("buffer", self.buffer)
@@ -158,12 +160,16 @@ class Stack:
     def __post_init__(self) -> None:
         check.one_of("stack role", self.role, ("encoder", "decoder"))
         check.size("d_model", self.d_model)
+        check.row("blocks", self.blocks)
+        check.row("other", self.other)
         check.size("layers", len(self.blocks), most=MOST_LAYERS)
         check.size("position_rows", self.position_rows, least=0)
         check.size("relative_buckets", self.relative_buckets, least=0)
         for kind in ("embedding_norm", "final_norm"):
             if getattr(self, kind) is not None:
                 check.instance(kind, getattr(self, kind), (Norm,))
+        for other in self.other:
+            check.instance("other", other, (OtherWeight,))
         for index, block in enumerate(self.blocks):
             check.instance(f"layer {index}", block, (Block,))
             for attention in block.attentions:
@@ -171,10 +177,14 @@ class Stack:
                     raise SpecError(f"layer {index} has d_model {attention.d_model}, its stack {self.d_model}")
                 if isinstance(attention.source, Borrowed):
                     self._check_lender(index, attention, attention.source.layer)
+        if self.relative_buckets and not any(block.attentions for block in self.blocks):
+            raise SpecError(f"{self.relative_buckets} relative_buckets need an attention layer, found none")
 
     def _check_lender(self, index: int, attention: AttentionSpec, lender: int) -> None:
         if lender >= index:
-            raise SpecError(f"layer {index} borrows keys and values from layer {lender}: the lender must come before it")
+            raise SpecError(
+                f"layer {index} borrows keys and values from layer {lender}: the lender must come before it"
+            )
         owner = self.blocks[lender].attention
         if owner is None or isinstance(owner.source, Borrowed) or not isinstance(owner.kv, Heads):
             raise SpecError(f"layer {index} borrows from layer {lender}, which keeps no keys and values of its own")
@@ -206,8 +216,12 @@ class StackSpec:
     other: tuple[OtherWeight, ...] = ()
 
     def __post_init__(self) -> None:
+        check.row("stacks", self.stacks)
+        check.row("other", self.other)
         for stack in self.stacks:
             check.instance("stack", stack, (Stack,))
+        for other in self.other:
+            check.instance("other", other, (OtherWeight,))
         roles = [stack.role for stack in self.stacks]
         if roles not in (["encoder"], ["decoder"], ["encoder", "decoder"]):
             raise SpecError(f"a model is an encoder, a decoder, or an encoder then a decoder; found {roles}")

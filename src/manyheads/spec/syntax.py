@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 
 from manyheads.errors import SpecError
+from manyheads.spec import check
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing would cost the command line 2 ms
@@ -157,8 +158,7 @@ class Reader:
 
 def short(value: object) -> str:
     """`value` for a message: its repr, cut where it is long."""
-    text = repr(value) if not isinstance(value, Call) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return str(value)[:60] if isinstance(value, Call) else check.shown(value)
 
 
 def suggest(found: str, valid: Iterable[str]) -> str:
@@ -230,8 +230,9 @@ _CONVERT: dict[str, Callable[[str, Value], object]] = {
 
 def number_text(value: float) -> str:
     """The shortest text that reads back as exactly `value`: 1e4, 5e5, 0.0625, 128."""
-    if isinstance(value, int):
-        return int.__repr__(value)
+    if float(value) != value:
+        return int.__repr__(int(value))
+    value = float(value)
     if value <= 0:
         return "-" + number_text(-value) if value else "0"
     mantissa, _, exponent = float.__repr__(value).partition("e")
@@ -278,7 +279,7 @@ def call_text(name: str, value: object, extra: Mapping[str, str] | None = None, 
         if isinstance(found, bool):
             items.append(f.name if found else f"{f.name}=no")
             continue
-        text = _value_text(found)
+        text = str(found) if f.type == "int" else _value_text(found)
         items.append(text if f.default is MISSING else f"{f.name}={text}")
     items += [f"{key}={text}" for key, text in (extra or {}).items()]
     return f"{name}({', '.join(items)})" if items else name

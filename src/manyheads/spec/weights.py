@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
+from manyheads.spec import check
 from manyheads.spec.attention import AttentionSpec, Borrowed
 from manyheads.spec.kv import Heads, Latent, State
 from manyheads.spec.norms import Norm
@@ -43,10 +44,11 @@ class Weight:
 
 
 def weights(spec: AttentionSpec | Mlp | Moe | Block | Stack | StackSpec, d_model: int = 0) -> tuple[Weight, ...]:
-    """Every tensor of `spec`, parameters and buffers, in order. `d_model` is needed for a lone Mlp or Moe only."""
+    """Every tensor of `spec`, parameters and buffers, in order. `d_model` is needed where there is no attention to say it: a lone Mlp, Moe or their block."""
     if isinstance(spec, AttentionSpec):
         return tuple(_attention(spec, ""))
     if isinstance(spec, Mlp | Moe):
+        check.size("d_model", d_model)
         return tuple(_mlp(spec, d_model, ""))
     if isinstance(spec, Block):
         return tuple(_block(spec, _width(spec, d_model), ""))
@@ -61,10 +63,12 @@ def count(items: Iterable[Weight], part: str | None = None, *, buffers: bool = F
 
 
 def _width(block: Block, d_model: int) -> int:
+    if not block.attentions:
+        check.size("d_model", d_model)
     return block.attentions[0].d_model if block.attentions else d_model
 
 
-def _make(prefix: str, part: str, name: str, buffer: bool = False, /, **sizes: int) -> Weight:
+def _make(prefix: str, part: str, name: str, buffer: bool = False, /, **sizes: int) -> Weight:  # noqa: FBT001, FBT002
     return Weight(prefix + name, " ".join(sizes), tuple(sizes.values()), part, buffer)
 
 
