@@ -158,10 +158,10 @@ def _listing(rows: list[_Row], asked: str, hint: str) -> Report:
     notes = [_LEGEND, _LEGEND_CACHE]
     if any(row.windowed for row in rows):
         notes.append(_LEGEND_WINDOW)
-    what = f"{len(rows)} model" + ("s" if len(rows) > 1 else "")
+    what, verb = ("1 model", "fits") if len(rows) == 1 else (f"{len(rows)} models", "fit")
     table = Table("What keys and values do they keep?", columns, tuple(map(_cells, rows)), tuple(notes))
     return Report(
-        title=f"The census: {what}{f' that fit {asked}' if asked else ''}",
+        title=f"The census: {what}{f' that {verb} {asked}' if asked else ''}",
         tables=(table,),
         data=data,
         next_command=f"manyheads models {rows[-1].entry.name}",
