@@ -108,12 +108,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _row(entry: CensusEntry) -> _Row:
-    from manyheads.checkpoints import read_config
+    from manyheads.checkpoints.config import read_config
     from manyheads.cost.model import full_slope_elements
     from manyheads.cost.parameters import stored_parameters
     from manyheads.spec import Heads, Latent, Window, weights
 
-    stack = read_config(entry.config)
+    stack = read_config(entry.config, source=entry.name).stack
     layers = [block.attention for block, _ in stack.main.groups if block.attention is not None]
     caching = [layer for layer in layers if isinstance(layer.kv, Heads | Latent)]
     generates = stack.decoder is not None
