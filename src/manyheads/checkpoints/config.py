@@ -1,0 +1,185 @@
+"""From a configuration (config.json as a dict) to a StackSpec. What decides is the fields, not the model's name.
+
+A `model_type` that is not known is read by its fields, as a Llama-like decoder where nothing else shows. A setting that
+changes attention and is not understood is refused by its name: a price that silently left it out could be ten times off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.checkpoints.draft import Doubt, build_decoder
+from manyheads.checkpoints.families import family as find_family
+from manyheads.checkpoints.families import recognise
+from manyheads.checkpoints.family import Family
+from manyheads.checkpoints.fields import Fields
+from manyheads.checkpoints.files import shown
+from manyheads.checkpoints.telltale import is_harmless, is_inert, is_telltale
+from manyheads.errors import CheckpointError, SpecError
+from manyheads.spec.stack import StackSpec
+
+__all__ = ["ASSUMPTIONS", "ModelConfig", "read_config", "text_part"]
+
+ASSUMPTIONS = ("", "full")
+
+_NESTED = ("text_config", "llm_config", "language_config", "language_model_config")
+
+# Settings that the shared readers look at for other reasons than the stack.
+_READ_HERE = ("model_type", "torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+
+_DTYPES = {
+    "float64": "fp64", "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "uint8": "int8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a configuration says.
+
+    stack         the model
+    family        name of the family that read it; "generic" for the plain Llama-like decoder
+    weight_dtype  how the weights are stored ("bf16", "fp16", "fp32", "fp8", "int8", "int4", "mxfp4"), "" where nothing
+                  says
+    unknown_keys  keys that nothing understood, and that do not look as if they changed attention
+    ignored       keys that are known to change neither shapes nor attention
+    notes         what was assumed or left out, a sentence each
+    """
+
+    stack: StackSpec
+    family: str
+    weight_dtype: str
+    unknown_keys: tuple[str, ...]
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_config(config: Mapping[str, Any], *, source: str = "config", assume: str = "") -> ModelConfig:
+    """Read a model's configuration, a JSON object as Hugging Face writes it.
+
+    source  begins every error message: a path or a name
+    assume  "full" prices a model whose attention is not understood as plain full attention, and says so in `notes`
+
+    Raises CheckpointError, one line: sizes that are absent (with the spellings that are accepted), impossible or
+    contradictory (with both numbers), and settings that change attention and are not understood.
+    """
+    if not isinstance(config, Mapping):
+        raise CheckpointError(f"{source}: must be a JSON object of settings, found {shown(config)}")
+    if assume not in ASSUMPTIONS:
+        raise CheckpointError(f"{source}: assume must be empty or 'full', found {shown(assume)}")
+    inner, notes = text_part(config, source)
+    family = _family_of(inner, source, notes)
+    defaults = dict(family.defaults)
+    if inner is not config:
+        defaults = {**family.nested_defaults, **defaults}
+        if isinstance(config.get("tie_word_embeddings"), bool):
+            defaults["tied"] = config["tie_word_embeddings"]
+    fields = Fields(inner, source=source, spellings=family.spellings, defaults=defaults)
+    fields.used.update(_READ_HERE)
+    try:
+        stack, found = _read(fields, family, assume)
+    except SpecError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    unread = [key for key in fields.unread() if isinstance(key, str)]
+    ignored = tuple(sorted(key for key in unread if is_harmless(key)))
+    unknown = tuple(sorted(set(unread) - set(ignored)))
+    return ModelConfig(stack, family.name, _weight_dtype(inner, config), unknown, ignored, (*notes, *found))
+
+
+def text_part(config: Mapping[str, Any], source: str = "config") -> tuple[Mapping[str, Any], list[str]]:
+    """The part of a configuration that describes the text model, and a note where that is not the whole."""
+    for key in _NESTED:
+        inner = config.get(key)
+        if inner is None:
+            continue
+        if not isinstance(inner, Mapping):
+            raise CheckpointError(f"{source}: {key} must be an object, found {shown(inner)}")
+        others = sorted(name for name in config if isinstance(config[name], Mapping) and name.endswith("_config"))
+        rest = ", ".join(name for name in others if name not in (key, "quantization_config"))
+        note = f"only {key} is priced" + (f"; {rest} is left out" if rest else "")
+        return inner, [note]
+    return config, []
+
+
+def _family_of(config: Mapping[str, Any], source: str, notes: list[str]) -> Family:
+    model_type = config.get("model_type", "")
+    if not isinstance(model_type, str):
+        raise CheckpointError(f"{source}: model_type must be a word, found {shown(model_type)}")
+    found = find_family(model_type)
+    if found is not None:
+        return found
+    found = recognise(config)
+    named = f"model_type {shown(model_type)} is not known" if model_type else "there is no model_type"
+    like = "a plain Llama-like decoder" if found.name == "generic" else f"{found.name} by its fields"
+    notes.append(f"{named}: read as {like}")
+    return found
+
+
+def _read(fields: Fields, family: Family, assume: str) -> tuple[StackSpec, list[str]]:
+    if family.stack != "decoder":
+        from manyheads.checkpoints.encoders import read_encoder
+
+        stack, notes, doubts = read_encoder(fields, family)
+        _settle(fields, [*doubts, *_telltales(fields)], family, assume)
+        return stack, notes
+    from manyheads.checkpoints.decoder import read_decoder
+
+    draft = read_decoder(fields, family)
+    doubts = [*draft.doubts, *_telltales(fields)]
+    if _settle(fields, doubts, family, assume):
+        draft.assume_full()
+        what = ", ".join(f"{doubt.key} {shown(doubt.value)}" for doubt in doubts[:3])
+        draft.notes.append(f"plain full attention is assumed on every layer; not understood: {what}")
+    return build_decoder(draft), draft.notes
+
+
+def _telltales(fields: Fields) -> list[Doubt]:
+    return [
+        Doubt(str(key), fields.config[key], "it may change attention or its cache")
+        for key in fields.unread()
+        if isinstance(key, str) and not is_harmless(key) and is_telltale(key) and not is_inert(fields.config[key])
+    ]
+
+
+def _settle(fields: Fields, doubts: list[Doubt], family: Family, assume: str) -> bool:
+    """Whether full attention has to be assumed; raises where that was not asked for."""
+    if not doubts:
+        return False
+    if assume != "full":
+        first = doubts[0]
+        more = f" ({len(doubts) - 1} more such)" if len(doubts) > 1 else ""
+        fields.fail(
+            f"{first.key} = {shown(first.value)} is not understood{more}: {first.why}; read as {family.name}. "
+            "`--assume full` prices plain full attention instead"
+        )
+    return True
+
+
+def _weight_dtype(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+    """How the weights are stored: the quantisation where there is one, else the dtype of the configuration."""
+    for config in (inner, outer):
+        quantised = config.get("quantization_config")
+        if isinstance(quantised, Mapping):
+            found = _quantised_dtype(quantised)
+            if found:
+                return found
+    for config in (inner, outer):
+        for key in ("dtype", "torch_dtype"):
+            value = config.get(key)
+            if isinstance(value, str):
+                return _DTYPES.get(value.removeprefix("torch."), "")
+    return ""
+
+
+def _quantised_dtype(quantised: Mapping[str, Any]) -> str:
+    method = quantised.get("quant_method")
+    if method in ("fp8", "fbgemm_fp8", "mxfp4", "nvfp4"):
+        return "fp8" if method == "fbgemm_fp8" else str(method)
+    if quantised.get("load_in_4bit") is True:
+        return "int4"
+    if quantised.get("load_in_8bit") is True:
+        return "int8"
+    bits = quantised.get("bits", quantised.get("w_bit"))
+    return {4: "int4", 8: "int8"}.get(bits, "") if isinstance(bits, int) else ""

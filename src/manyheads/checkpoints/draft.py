@@ -1,0 +1,130 @@
+"""A model half read: the choices that configuration and family have made, before they become a frozen StackSpec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from manyheads.spec.attention import AttentionSpec, Bias, Borrowed, Self
+from manyheads.spec.kv import Heads, Latent
+from manyheads.spec.masks import Causal, Chunk, Mask, Window
+from manyheads.spec.norms import Norm, QKNorm
+from manyheads.spec.positions import NoPositions, Positions
+from manyheads.spec.stack import Block, Mlp, Moe, OtherWeight, Stack, StackSpec
+
+__all__ = ["CHUNKED", "FULL", "KINDS", "LINEAR", "SLIDING", "Doubt", "Draft", "build_decoder"]
+
+FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
+KINDS = (FULL, SLIDING, CHUNKED, LINEAR)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A setting that changes attention in a way that is not understood: its key, its value and what is missing."""
+
+    key: str
+    value: Any
+    why: str
+
+
+@dataclass(eq=False, repr=False)
+class Draft:
+    """Everything that decides a decoder; the shared reader fills it, a family's function may change it."""
+
+    d_model: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    scale: float
+    vocab_size: int = 0
+    context: int = 0
+    mlp_width: int = 0
+    gated: bool = True
+    mlp_bias: bool = False
+    bias: Bias = Bias()
+    norm: Norm | None = None
+    norm_places: tuple[str, ...] = ()
+    final_norm: Norm | None = None
+    embedding_norm: Norm | None = None
+    parallel: bool = False
+    softcap: float | None = None
+    sinks: bool = False
+    output_gate: bool = False
+    qk_norm: QKNorm | None = None
+    kinds: list[str] = field(default_factory=list)
+    window: int = 0
+    chunk: int = 0
+    positions: dict[str, Positions] = field(default_factory=dict)
+    unrotated: frozenset[int] = frozenset()
+    latent: Latent | None = None
+    linear: AttentionSpec | None = None
+    moe: Moe | None = None
+    moe_layers: frozenset[int] = frozenset()
+    lenders: dict[int, int] = field(default_factory=dict)
+    position_rows: int = 0
+    tied: bool = False
+    head_bias: bool = False
+    head_softcap: float | None = None
+    other: tuple[OtherWeight, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+
+    def doubt(self, key: str, value: Any, why: str) -> None:
+        """Record a setting that changes attention and is not understood."""
+        self.doubts.append(Doubt(key, value, why))
+
+    def assume_full(self) -> None:
+        """Make every layer plain full attention, whatever was read."""
+        self.kinds = [FULL] * self.layers
+        self.latent, self.linear, self.softcap, self.output_gate = None, None, None, False
+        self.lenders, self.sinks = {}, False
+        self.scale = self.head_dim**-0.5
+
+
+def build_decoder(draft: Draft) -> StackSpec:
+    """The frozen model of a draft; equal layers share one Block."""
+    made: dict[tuple[str, bool, bool, int], Block] = {}
+    blocks = []
+    for index, kind in enumerate(draft.kinds):
+        key = (kind, index in draft.unrotated, index in draft.moe_layers, draft.lenders.get(index, -1))
+        if key not in made:
+            made[key] = _block(draft, *key)
+        blocks.append(made[key])
+    stack = Stack(
+        "decoder", draft.d_model, tuple(blocks), position_rows=draft.position_rows,
+        embedding_norm=draft.embedding_norm, final_norm=draft.final_norm,
+    )  # fmt: skip
+    head = "none" if not draft.vocab_size else "tied" if draft.tied else "untied"
+    return StackSpec(
+        (stack,), vocab_size=draft.vocab_size, head=head, head_bias=draft.head_bias, context=draft.context,
+        head_softcap=draft.head_softcap, other=draft.other,
+    )  # fmt: skip
+
+
+def _block(draft: Draft, kind: str, unrotated: bool, mixture: bool, lender: int) -> Block:  # noqa: FBT001
+    if kind == LINEAR and draft.linear is not None:
+        attention = draft.linear
+    else:
+        attention = _attention(draft, kind, unrotated=unrotated, lender=lender)
+    mlp: Mlp | Moe | None = draft.moe if mixture else None
+    if mlp is None and draft.mlp_width:
+        mlp = Mlp(draft.mlp_width, draft.gated, draft.mlp_bias)
+    places = draft.norm_places if draft.norm is not None else ()
+    return Block((attention,), mlp, draft.norm, places, draft.parallel)
+
+
+def _attention(draft: Draft, kind: str, *, unrotated: bool, lender: int) -> AttentionSpec:
+    masks: dict[str, Mask] = {FULL: Causal()}
+    if draft.window:
+        masks[SLIDING] = Window(draft.window)
+    if draft.chunk:
+        masks[CHUNKED] = Chunk(draft.chunk)
+    positions = NoPositions() if unrotated else draft.positions.get(kind, draft.positions.get(FULL, NoPositions()))
+    kv: Heads | Latent = draft.latent or Heads(draft.kv_heads, draft.head_dim, draft.v_head_dim)
+    return AttentionSpec(
+        d_model=draft.d_model, num_heads=draft.heads, kv=kv, positions=positions, mask=masks[kind],
+        source=Borrowed(lender) if lender >= 0 else Self(), bias=draft.bias, scale=draft.scale,
+        softcap=draft.softcap, sinks=draft.sinks, qk_norm=draft.qk_norm, output_gate=draft.output_gate,
+    )  # fmt: skip

@@ -1,0 +1,99 @@
+"""A family is data: how published configurations spell a kind of model, and how its files store the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyheads.checkpoints.draft import Draft
+    from manyheads.checkpoints.fields import Fields
+
+__all__ = ["Family", "Stored"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How one tensor of a file is made of canonical ones (`manyheads.spec.weights`).
+
+    name    name in the file; {i} is the layer, {x} the index along `each`
+    parts   (canonical name, pattern) each. A pattern is einops': "(h q) m" rearranges the weight's own axes;
+            "(k g) q m -> k (g q) m" first splits them. `two` has length 2.
+    axis    the parts, rearranged, are joined along this axis
+    merge   then this axis and the next become one; -1 for none
+    each    letter of a leading axis of which every index has a tensor of its own (one file tensor an expert)
+    when    applies only to layers that have this canonical weight; with "!" in front, only to those that do not
+    """
+
+    name: str
+    parts: tuple[tuple[str, str], ...]
+    axis: int = 0
+    merge: int = -1
+    each: str = ""
+    when: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What the shared reader needs to know of one kind of model.
+
+    name, model_types  our name; the values of `model_type` that mean it
+    stack              "decoder", "encoder" or "seq2seq": which shared reader builds it
+    spellings          keys of this family for a canonical field, tried before the common ones
+    defaults           what transformers' config class takes where the key is absent, by canonical field
+    signs              keys that give the family away when `model_type` does not
+    norm               "rms" or "layer"; gain and shift as in `manyheads.spec.Norm`
+    norm_places        places of the norms in a block (`manyheads.spec.stack.NORM_PLACES`)
+    final_norm, embedding_norm, parallel, gated   as in the spec
+    bias               projections that always have a bias; `bias_fields`: a flag and the projections it gives one
+    mlp_bias           the MLP's biases, where no field says
+    qk_norm            "" | "head" | "each_head" | "full": always there; `qk_norm_field` only where the flag says so
+    positions          "rope" | "alibi" | "learned" | "sinusoidal" | "none"
+    position_extra     rows of the position table beyond the context (OPT: 2)
+    rope_layout        "halves" | "interleaved"
+    windows            which layers a window acts on where no list says: "all" | "odd" (1st, 3rd, ...) | "from_layer" |
+                       "pattern"; `window_period`: every how-manieth layer is full
+    moe                layers are mixtures; `moe_bias`, `router_bias`, `shared_gate` as in the spec
+    latent             multi-head latent attention
+    layout             how each canonical tensor is stored
+    ignored            regular expressions of stored names that are no weights of the model
+    prefixes           other ways that files begin the names, each a tuple of (as the layout writes it, as they do)
+    nested_defaults    sizes that transformers' class has, for a `text_config` that holds only what differs from them
+    finish             the one function a family may have, for what no table can say
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    stack: str = "decoder"
+    spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    signs: tuple[str, ...] = ()
+    norm: str = "rms"
+    gain: str = "w"
+    shift: bool = False
+    norm_places: tuple[str, ...] = ("pre_attention", "pre_mlp")
+    final_norm: bool = True
+    embedding_norm: bool = False
+    parallel: bool = False
+    gated: bool = True
+    bias: str = ""
+    bias_fields: tuple[tuple[str, str], ...] = ()
+    mlp_bias: bool = False
+    qk_norm: str = ""
+    qk_norm_field: str = ""
+    positions: str = "rope"
+    position_extra: int = 0
+    rope_layout: str = "halves"
+    windows: str = ""
+    window_period: int = 0
+    moe: bool = False
+    moe_bias: bool = False
+    router_bias: str = "none"
+    shared_gate: bool = False
+    latent: bool = False
+    layout: tuple[Stored, ...] = ()
+    ignored: tuple[str, ...] = ()
+    prefixes: tuple[tuple[tuple[str, str], ...], ...] = ()
+    nested_defaults: Mapping[str, Any] = field(default_factory=dict)
+    finish: Callable[[Fields, Draft], None] | None = None
