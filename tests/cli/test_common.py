@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from manyheads.cli.common import add_json, add_output, add_seed, emit, need, nearest, one_line, progress
+from manyheads.cli.common import add_json, add_output, add_seed, emit, nearest, need, one_line, progress
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.report import Column, Report, Table
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import textwrap
 from typing import TYPE_CHECKING, TextIO
 
 from manyheads.report.plain import visible
@@ -87,16 +86,10 @@ def _line(console: Console, text: str = "", *, style: str = "") -> None:
 
 def _notes(console: Console, notes: tuple[str, ...], *, indent: str) -> None:
     for note in notes:
-        lines = textwrap.wrap(
-            visible(note),
-            console.width,
-            initial_indent=indent,
-            subsequent_indent=indent + "  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in lines:
-            _line(console, line, style="dim")
+        first, *others = _wrapped(visible(note), console.width - len(indent) - 2)
+        _line(console, indent + first, style="dim")
+        for line in others:
+            _line(console, f"{indent}  {line}", style="dim")
 
 
 def _table(console: Console, table: Table, rule: str) -> None:
@@ -136,13 +129,36 @@ def _heading_width(column: Column) -> int:
     full = _width(column.name)
     if column.align == "left":
         return full
-    return next(width for width in range(1, full + 1) if len(textwrap.wrap(column.name, width)) <= 2)
+    least = max(_longest_word(column.name), 1)
+    return next((width for width in range(least, full) if len(_wrapped(column.name, width)) <= 2), full)
 
 
 def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return max(map(cell_len, text.split("\n")))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """`text` in lines of at most `width` cells, broken at spaces only; a longer word has a line of its own.
+
+    rich's own wrapping cuts a word that fits when it ends in wide characters, and the standard library's counts those
+    as narrow.
+    """
+    from rich.cells import cell_len
+
+    lines = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in paragraph.split():
+            longer = f"{line} {word}" if line else word
+            if line and cell_len(longer) > width:
+                lines.append(line)
+                line = word
+            else:
+                line = longer
+        lines.append(line)
+    return lines
 
 
 def _longest_word(text: str) -> int:
@@ -163,13 +179,14 @@ def _grid(
     grid.add_row(*(Text(name, style="bold") for name in _headings(columns, widths)))
     grid.add_row(*(Text(rule * width, style="dim") for width in widths))
     for row in rows:
-        grid.add_row(*(Text(text) for text in row))
+        lines = (_wrapped(text, width) for text, width in zip(row, widths, strict=True))
+        grid.add_row(*(Text("\n".join(cell)) for cell in lines))
     console.print(grid)
 
 
 def _headings(columns: tuple[Column, ...], widths: list[int]) -> list[str]:
     """The names wrapped and pushed down, so that all end on the line above the rule."""
-    names = [textwrap.wrap(visible(column.name), width) for column, width in zip(columns, widths, strict=True)]
+    names = [_wrapped(visible(column.name), width) for column, width in zip(columns, widths, strict=True)]
     height = max(map(len, names))
     return ["\n".join([""] * (height - len(lines)) + lines) for lines in names]
 

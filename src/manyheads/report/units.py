@@ -99,7 +99,7 @@ def _scaled(numerator: int, denominator: int, base: int, units: tuple[str, ...])
     """numerator / denominator in the largest unit that its rounded value fills; units grow by `base`."""
     size, sign = abs(numerator), "-" if numerator < 0 else ""
     if denominator == 1 and size < base:
-        return f"{sign}{size} {units[0]}".rstrip()
+        return f"{sign}{size:,} {units[0]}".rstrip()
     power = 0
     while power + 1 < len(units) and _hundredths(size, denominator * base**power) >= 100 * base:
         power += 1
