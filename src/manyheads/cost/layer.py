@@ -29,19 +29,20 @@ def query_token_macs(spec: AttentionSpec) -> int:
     """MACs of the projections that every new query token needs (for MLA and State: all of a new token's)."""
     kv, gate = spec.kv, spec.d_model * spec.num_output_heads * spec.v_head_dim * spec.output_gate
     if isinstance(kv, Latent):
-        return gate + formulas.latent_token_macs(
+        macs = formulas.latent_token_macs(
             spec.d_model, spec.num_heads, kv.nope_dim, kv.rope_dim, kv.v_head_dim, kv.rank, kv.q_rank, bool(kv.q_rank)
         )
+        return gate + int(macs)
     if isinstance(kv, State):
         return gate + _state_projections(spec, kv)
-    return gate + formulas.heads_query_macs(spec.d_model, spec.num_heads, kv.head_dim, kv.v_head_dim)
+    return gate + int(formulas.heads_query_macs(spec.d_model, spec.num_heads, kv.head_dim, kv.v_head_dim))
 
 
 def key_token_macs(spec: AttentionSpec) -> int:
     """MACs of the projections of every new key token: once a memory token in cross-attention, none where borrowed."""
     if not isinstance(spec.kv, Heads) or isinstance(spec.source, Borrowed):
         return 0
-    return formulas.heads_key_macs(spec.d_source, spec.kv.num_kv_heads, spec.kv.head_dim, spec.kv.v_head_dim)
+    return int(formulas.heads_key_macs(spec.d_source, spec.kv.num_kv_heads, spec.kv.head_dim, spec.kv.v_head_dim))
 
 
 def _state_projections(spec: AttentionSpec, kv: State) -> int:
@@ -60,8 +61,10 @@ def state_token_macs(spec: AttentionSpec) -> int:
         return 0
     kv, heads = spec.kv, spec.num_output_heads
     delta = int(kv.beta != "none")
-    return formulas.state_recurrent_macs(
-        heads, kv.num_state_heads, kv.feature_dim, kv.v_head_dim, int(kv.normalised), delta
+    return int(
+        formulas.state_recurrent_macs(
+            heads, kv.num_state_heads, kv.feature_dim, kv.v_head_dim, int(kv.normalised), delta
+        )
     )
 
 
@@ -70,11 +73,11 @@ def pair_macs(spec: AttentionSpec, form: str = "expanded") -> int:
     kv = spec.kv
     if isinstance(kv, Latent):
         if form == "absorbed":
-            return formulas.absorbed_pair_macs(spec.num_heads, kv.rank, kv.rope_dim)
-        return formulas.expanded_pair_macs(spec.num_heads, kv.nope_dim, kv.rope_dim, kv.v_head_dim)
+            return int(formulas.absorbed_pair_macs(spec.num_heads, kv.rank, kv.rope_dim))
+        return int(formulas.expanded_pair_macs(spec.num_heads, kv.nope_dim, kv.rope_dim, kv.v_head_dim))
     if isinstance(kv, State):
-        return formulas.state_pair_macs(spec.num_output_heads, kv.feature_dim, kv.v_head_dim)
-    return formulas.heads_pair_macs(spec.num_heads, kv.head_dim, kv.v_head_dim)
+        return int(formulas.state_pair_macs(spec.num_output_heads, kv.feature_dim, kv.v_head_dim))
+    return int(formulas.heads_pair_macs(spec.num_heads, kv.head_dim, kv.v_head_dim))
 
 
 def exps(spec: AttentionSpec, pairs: Number) -> Number:
@@ -94,8 +97,8 @@ def cache_elements(spec: AttentionSpec) -> int:
     if isinstance(kv, State) or isinstance(spec.source, Borrowed):
         return 0
     if isinstance(kv, Latent):
-        return formulas.latent_cache_elements(kv.rank, kv.rope_dim)
-    return formulas.heads_cache_elements(kv.num_kv_heads, kv.head_dim, kv.v_head_dim)
+        return int(formulas.latent_cache_elements(kv.rank, kv.rope_dim))
+    return int(formulas.heads_cache_elements(kv.num_kv_heads, kv.head_dim, kv.v_head_dim))
 
 
 def state_elements(spec: AttentionSpec) -> int:
@@ -103,7 +106,7 @@ def state_elements(spec: AttentionSpec) -> int:
     kv = spec.kv
     if not isinstance(kv, State):
         return 0
-    return formulas.state_elements(kv.num_state_heads, kv.feature_dim, kv.v_head_dim, int(kv.normalised))
+    return int(formulas.state_elements(kv.num_state_heads, kv.feature_dim, kv.v_head_dim, int(kv.normalised)))
 
 
 def conv_elements(spec: AttentionSpec) -> int:

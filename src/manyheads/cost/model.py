@@ -13,16 +13,16 @@ from manyheads.cost.algebra import Number
 from manyheads.cost.parameters import idle_elements
 from manyheads.cost.workload import Workload
 from manyheads.spec.attention import AttentionSpec, Cross
-from manyheads.spec.kv import State
-from manyheads.spec.masks import Band, Bidirectional
 from manyheads.spec.stack import Block, Mlp, Moe, Stack, StackSpec
 from manyheads.spec.weights import Weight, count, weights
 
 __all__ = [
     "CacheBytes",
     "Macs",
+    "attentions",
     "cache_bytes",
     "cache_slope",
+    "decode_core_macs",
     "decode_macs",
     "decode_traffic",
     "mlp_token_macs",
@@ -78,9 +78,9 @@ def mlp_token_macs(mlp: Mlp | Moe | None, d_model: int) -> int:
         return 0
     matrices = 3 if mlp.gated else 2
     if isinstance(mlp, Mlp):
-        return formulas.mlp_macs(d_model, mlp.width, matrices)
-    routed = d_model * mlp.experts + mlp.active * formulas.mlp_macs(d_model, mlp.width, matrices)
-    return routed + formulas.mlp_macs(d_model, mlp.shared_width, matrices) + d_model * mlp.shared_gate
+        return int(formulas.mlp_macs(d_model, mlp.width, matrices))
+    experts = mlp.active * mlp.width + mlp.shared_width
+    return int(formulas.mlp_macs(d_model, experts, matrices)) + d_model * (mlp.experts + mlp.shared_gate)
 
 
 def _block_macs(block: Block, d_model: int, queries: Number, keys: Number, memory: Number, form: str) -> Macs:
@@ -155,7 +155,12 @@ def decode_macs(model: StackSpec, load: Workload) -> Macs:
     return step.times(load.batch)
 
 
-def _attentions(model: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
+def decode_core_macs(model: StackSpec, load: Workload) -> Number:
+    """The share of `decode_macs` that scores, mix and running states take, visible pairs only."""
+    return decode_macs(model, load).core_exact
+
+
+def attentions(model: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
     """Every attention of the generating stack with how often it occurs."""
     for block, times in model.main.groups:
         for attention in block.attentions:
@@ -163,7 +168,7 @@ def _attentions(model: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
 
 
 def _sum(model: StackSpec, term: Callable[[AttentionSpec], Number]) -> Number:
-    return sum(times * term(attention) for attention, times in _attentions(model))
+    return sum(times * term(attention) for attention, times in attentions(model))
 
 
 @dataclass(frozen=True)
@@ -214,10 +219,10 @@ def cache_slope(model: StackSpec, load: Workload, tokens: Number) -> Number:
 
 def full_slope_elements(model: StackSpec) -> int:
     """Elements a token of every layer of the main stack, whether or not it keeps a cache in use (BERT does not)."""
-    return sum(times * layer.cache_elements(a) for a, times in _attentions(model) if not isinstance(a.source, Cross))
+    return sum(times * layer.cache_elements(a) for a, times in attentions(model) if not isinstance(a.source, Cross))
 
 
-def read_weight_elements(model: StackSpec, batch: Number) -> int:
+def read_weight_elements(model: StackSpec, batch: int) -> int:
     """Weight elements that one decode step of `batch` sequences reads: once for all of them.
 
     All of the decoder and the head, but of a mixture only experts that can be active, of an untied token table and of
@@ -278,11 +283,6 @@ def decode_traffic(model: StackSpec, load: Workload) -> Traffic:
 def weight_bytes(model: StackSpec, load: Workload, elements: int) -> int:
     """Bytes of `elements` weights: in the workload's format, or at the mean size that the file's bytes give."""
     if not load.weight_bytes:
-        return load.weight.bytes(elements)
+        return int(load.weight.bytes(elements))
     stored = count(weights(model), buffers=True)
     return -(-load.weight_bytes * elements // stored)
-
-
-def unread_at_decode(model: StackSpec) -> bool:
-    """Whether the model has layers that see both ways and so keep no cache."""
-    return any(isinstance(a.mask, Bidirectional | Band) and not isinstance(a.kv, State) for a, _ in _attentions(model))

@@ -42,7 +42,7 @@ def mlp_activation_elements(mlp: Mlp | Moe | None, d_model: int) -> int:
     return copies * d_model + (4 if mlp.gated else 2) * width
 
 
-def _block_bytes(block: Block, d_model: int, load: Workload, tokens: Number, memory: Number, tiled: bool) -> Number:
+def _block_bytes(block: Block, d_model: int, load: Workload, tokens: Number, memory: Number, *, tiled: bool) -> Number:
     elements = tokens * (mlp_activation_elements(block.mlp, d_model) + d_model * len(block.norm_places))
     extra = 0 * tokens
     for attention in block.attentions:
@@ -61,9 +61,9 @@ def _block_bytes(block: Block, d_model: int, load: Workload, tokens: Number, mem
     return load.score.bytes(elements) + extra
 
 
-def _stack_bytes(stack: Stack, load: Workload, tokens: Number, memory: Number, tiled: bool) -> Number:
+def _stack_bytes(stack: Stack, load: Workload, tokens: Number, memory: Number, *, tiled: bool) -> Number:
     total = sum(
-        times * _block_bytes(block, stack.d_model, load, tokens, memory, tiled) for block, times in stack.groups
+        times * _block_bytes(block, stack.d_model, load, tokens, memory, tiled=tiled) for block, times in stack.groups
     )
     return total + load.score.bytes(tokens * stack.d_model * bool(stack.final_norm))
 
@@ -73,7 +73,7 @@ def kept_activation_bytes(model: StackSpec, load: Workload, *, tiled: bool) -> N
     total = 0
     if model.encoder is not None:
         tokens = load.context if model.decoder is None else load.source_tokens
-        total += _stack_bytes(model.encoder, load, tokens, 0, tiled)
+        total += _stack_bytes(model.encoder, load, tokens, 0, tiled=tiled)
     if model.decoder is not None:
-        total += _stack_bytes(model.decoder, load, load.context, load.source_tokens, tiled)
+        total += _stack_bytes(model.decoder, load, load.context, load.source_tokens, tiled=tiled)
     return load.batch * total

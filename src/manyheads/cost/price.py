@@ -1,0 +1,346 @@
+"""price: everything that one page says about what a model costs, as an object for programs and tables for people.
+
+The object's schema is documented in docs/cost-json.md; the tables are made from it alone (cost.tables), so that what is
+printed and what is computed cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from manyheads.cost import layer, model
+from manyheads.cost.algebra import ceil_div
+from manyheads.cost.capacity import all_weight_bytes
+from manyheads.cost.engines import engine_answers
+from manyheads.cost.fit import fit
+from manyheads.cost.pairs import keys_held
+from manyheads.cost.parallel import rank_of
+from manyheads.cost.parameters import active_parameters, parameter_parts, stored_parameters
+from manyheads.cost.roofline import Machine, roofline
+from manyheads.cost.training import kept_activation_bytes
+from manyheads.cost.whatif import what_if as changed
+from manyheads.cost.workload import Workload
+from manyheads.report.value import Report
+from manyheads.spec.attention import AttentionSpec, Cross
+from manyheads.spec.kv import Heads, Latent, State
+from manyheads.spec.stack import StackSpec
+from manyheads.spec.text import layer_text, to_text
+from manyheads.spec.weights import Weight, count, weights
+
+__all__ = ["SCHEMA", "default_context", "default_source_tokens", "price"]
+
+SCHEMA = "manyheads.cost/1"
+FALLBACK_CONTEXT = 4096
+
+
+def price(
+    stack: StackSpec,
+    *,
+    context: int | Sequence[int] = 0,
+    batch: int = 1,
+    source_tokens: int = 0,
+    weight_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    weight_bytes: int = 0,
+    hardware: Machine | None = None,
+    memory: int = 0,
+    tensor_parallel: int = 1,
+    what_if: Sequence[str] = (),
+    name: str = "model",
+    source: str = "",
+    notes: Sequence[str] = (),
+) -> Report:
+    """The price of `stack` for `batch` sequences of `context` tokens; several contexts are compared, the last is priced.
+
+    context          tokens; 0 for the model's own limit, else 4,096
+    source_tokens    what an encoder reads, 0 for its own limit or the context
+    weight_dtype     format of weights, kv_dtype of cached keys and values (`manyheads.cost.dtypes`)
+    weight_bytes     what a file's weights really occupy, 0 to derive it
+    hardware         a device of `manyheads.facts.hardware` to time the steps on
+    memory           a budget in bytes: what fits in it, and what would
+    tensor_parallel  ranks; adds the bytes of one
+    what_if          other head layouts of the same model, each priced alike
+
+    Raises SpecError where something asked contradicts the model. Nothing is measured and nothing leaves the machine.
+    """
+    contexts = [context] if isinstance(context, int) else list(context)
+    contexts = [tokens or default_context(stack) for tokens in contexts] or [default_context(stack)]
+    load = Workload(
+        contexts[-1], batch, source_tokens or default_source_tokens(stack, contexts[-1]), weight_dtype, kv_dtype,
+        kv_dtype, "fp32" if weight_dtype in ("fp32", "float32") else "bf16", weight_bytes,
+    )  # fmt: skip
+    data: dict[str, Any] = {"schema": SCHEMA, "model": name, "source": source, "notes": list(notes)}
+    data |= _priced(stack, load, contexts, hardware, memory, tensor_parallel)
+    data["what_if"] = []
+    for text in what_if:
+        other = changed(stack, text)
+        imagined = replace(load, weight_bytes=0)
+        item = {"schema": SCHEMA, "model": name, "source": source, "notes": [], "name": text}
+        item |= _priced(other, imagined, contexts, hardware, memory, tensor_parallel)
+        data["what_if"].append(item | {"what_if": []})
+    from manyheads.cost.tables import tables
+
+    return Report(title=f"{name}: {data['layers']} layers of {data['spec']}", tables=tables(data), data=data)
+
+
+def default_context(stack: StackSpec) -> int:
+    """The context the model is made for, or 4,096 where nothing says."""
+    return stack.context or stack.main.position_rows or FALLBACK_CONTEXT
+
+
+def default_source_tokens(stack: StackSpec, context: int) -> int:
+    """What an encoder in front of a decoder reads: all its positions, else as many tokens as the decoder. 0 for none."""
+    if stack.decoder is None or not any(block.cross for block, _ in stack.decoder.groups):
+        return 0
+    rows = stack.encoder.position_rows if stack.encoder else 0
+    return rows or min(context, stack.context or context)
+
+
+def _priced(
+    stack: StackSpec,
+    load: Workload,
+    contexts: Sequence[int],
+    hardware: Machine | None,
+    memory: int,
+    ranks: int,
+) -> dict[str, Any]:
+    inventory = weights(stack)
+    data: dict[str, Any] = {
+        "spec": _spec_text(stack),
+        "layers": stack.layers,
+        "layer_specs": _layer_specs(stack),
+        "context": load.context,
+        "source_tokens": load.source_tokens,
+        "batch": load.batch,
+        "weight_dtype": load.weight_dtype,
+        "kv_dtype": load.kv_dtype,
+        "score_dtype": load.score_dtype,
+        "parameters": _parameters(stack, load, inventory),
+        "kv_cache": _kv_cache(stack, load),
+        "by_context": [_at(stack, replace(load, context=tokens)) for tokens in contexts],
+        "score_bytes_per_layer": _score_bytes(stack, load),
+        "prefill": _prefill(stack, load),
+        "decode": _decode(stack, load, inventory),
+        "training": _training(stack, load),
+        "engines": _engines(stack, load),
+    }
+    if hardware is not None:
+        data["hardware"] = _hardware(hardware, data, load)
+    if ranks > 1:
+        data["tensor_parallel"] = _tensor_parallel(stack, load, ranks)
+    if memory:
+        data["memory"] = fit(stack, load, memory, ranks)
+    return data
+
+
+def _spec_text(stack: StackSpec) -> str:
+    own = {block.attention for block, _ in stack.main.groups}
+    only = next(iter(own))
+    return to_text(only) if len(own) == 1 and only is not None else layer_text(stack)
+
+
+def _layer_specs(stack: StackSpec) -> list[dict[str, Any]]:
+    rows: dict[tuple[str, str, AttentionSpec], int] = {}
+    for part in stack.stacks:
+        for block, times in part.groups:
+            for attention in block.attentions:
+                key = (part.role, "cross" if isinstance(attention.source, Cross) else "self", attention)
+                rows[key] = rows.get(key, 0) + times
+    return [_layer_spec(role, kind, spec, times) for (role, kind, spec), times in rows.items()]
+
+
+def _layer_spec(role: str, kind: str, spec: AttentionSpec, times: int) -> dict[str, Any]:
+    return {
+        "role": role,
+        "kind": kind,
+        "layers": times,
+        "spec": to_text(spec),
+        "scheme": spec.scheme,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.kv.num_kv_heads if isinstance(spec.kv, Heads) else None,
+        "head_dim": spec.head_dim,
+        "v_head_dim": spec.v_head_dim,
+        "parameters": count(weights(spec)),
+        "cache_elements_per_token": layer.cache_elements(spec),
+        "state_elements": layer.state_elements(spec) + layer.conv_elements(spec),
+    }
+
+
+def _parameters(stack: StackSpec, load: Workload, inventory: tuple[Weight, ...]) -> dict[str, Any]:
+    total = stored_parameters(inventory)
+    table = stack.vocab_size * stack.main.d_model
+    return {
+        "total": total,
+        "trainable": count(inventory),
+        **parameter_parts(inventory),
+        "active": active_parameters(stack),
+        "head_kind": stack.head,
+        "total_untied": total + table if stack.head == "tied" else total,
+        "bytes": all_weight_bytes(stack, load),
+    }
+
+
+def _kv_cache(stack: StackSpec, load: Workload) -> dict[str, Any]:
+    held = model.cache_bytes(stack, load)
+    return {
+        "bytes_per_token": model.cache_slope(stack, load, 0),
+        "marginal_bytes_per_token": model.cache_slope(stack, load, load.context),
+        "bytes": held.total,
+        "growing_bytes": held.growing,
+        "cross_bytes": held.cross,
+        "state_bytes": held.state,
+        "product": _products(stack, load),
+        "expanded_bytes_per_token": _expanded_slope(stack, load),
+    }
+
+
+def _expanded_slope(stack: StackSpec, load: Workload) -> int | None:
+    """What a token takes where MLA's heads are cached expanded, as older ports do; None without MLA."""
+    latent = [(a, n) for a, n in model.attentions(stack) if isinstance(a.kv, Latent)]
+    if not latent:
+        return None
+    return int(load.kv.bytes(sum(n * layer.pair_macs(a, "expanded") for a, n in latent)))
+
+
+def _products(stack: StackSpec, load: Workload) -> list[str]:
+    """The product behind each share of the cache, one line for each kind of layer."""
+    lines = []
+    for spec, times in model.attentions(stack):
+        each, element = layer.cache_elements(spec), load.kv.bits_text
+        crossing = isinstance(spec.source, Cross)
+        tokens = load.source_tokens if crossing else keys_held(spec.mask, load.context)
+        if each and tokens:
+            label = "memory tokens" if crossing else "tokens"
+            width = _width_text(spec)
+            lines.append(f"{times} layers x {tokens:,} {label} x {width} x {element} B")
+        if isinstance(spec.kv, State):
+            fixed = layer.state_elements(spec) + layer.conv_elements(spec)
+            lines.append(f"{times} layers x {fixed:,} state elements x {load.state.bits_text} B, whatever the length")
+    return [f"{load.batch} sequences x {line}" if load.batch > 1 else line for line in lines]
+
+
+def _width_text(spec: AttentionSpec) -> str:
+    kv = spec.kv
+    if isinstance(kv, Latent):
+        return f"({kv.rank} latent + {kv.rope_dim} rotary)"
+    assert isinstance(kv, Heads)
+    return f"{kv.num_kv_heads} KV heads x ({kv.head_dim} + {kv.v_head_dim})"
+
+
+def _at(stack: StackSpec, load: Workload) -> dict[str, Any]:
+    held, moved = model.cache_bytes(stack, load), model.decode_traffic(stack, load)
+    return {
+        "context": load.context,
+        "kv_cache_bytes": held.total,
+        "score_bytes_per_layer": _score_bytes(stack, load),
+        "decode_bytes_per_step": moved.total,
+        "cache_share_of_decode": (moved.total - moved.weights) / moved.total if moved.total else 0.0,
+    }
+
+
+def _score_bytes(stack: StackSpec, load: Workload) -> int:
+    """The widest layer's scores: B·H·T·T·b, one copy."""
+    own = [block.attention for block, _ in stack.main.groups if block.attention is not None]
+    return max(int(load.score.bytes(layer.score_elements(a, load.batch, load.context, load.context))) for a in own)
+
+
+def _macs(macs: model.Macs) -> dict[str, Any]:
+    return {
+        "macs_dense": macs.dense,
+        "macs_exact": macs.exact,
+        "flops_dense": 2 * macs.dense,
+        "flops_exact": 2 * macs.exact,
+        "projection_macs": macs.projections,
+        "score_and_mix_macs_dense": macs.core_dense,
+        "score_and_mix_macs_exact": macs.core_exact,
+        "mlp_macs": macs.mlp,
+        "head_macs": macs.head,
+    }
+
+
+def _prefill(stack: StackSpec, load: Workload) -> dict[str, Any]:
+    written = model.cache_bytes(stack, load).total
+    moved = all_weight_bytes(stack, load) + written
+    return _macs(model.prefill_macs(stack, load)) | {"bytes": moved, "mla_form": "expanded"}
+
+
+def _decode(stack: StackSpec, load: Workload, inventory: tuple[Weight, ...]) -> dict[str, Any]:
+    macs, moved = model.decode_macs(stack, load), model.decode_traffic(stack, load)
+    cache = moved.cache_read + moved.cache_write + moved.state
+    core = model.decode_core_macs(stack, load)
+    slope = model.cache_slope(stack, load, 0)
+    attention = load.weight.bytes(count(inventory, "attention"))
+    return _macs(macs) | {
+        "bytes_per_token": ceil_div(moved.total, load.batch),
+        "bytes_per_step": moved.total,
+        "weight_bytes": moved.weights,
+        "cache_read_bytes": moved.cache_read,
+        "cache_write_bytes": moved.cache_write,
+        "state_bytes": moved.state,
+        "flops_per_byte": 2 * macs.exact / moved.total if moved.total else 0.0,
+        "core_flops_per_byte": 2 * core / cache if cache else 0.0,
+        "cache_outweighs_attention_weights_at_tokens": attention // slope if slope else None,
+        "cache_outweighs_read_weights_at_tokens": moved.weights // slope if slope else None,
+        "mla_form": "absorbed",
+    }
+
+
+def _training(stack: StackSpec, load: Workload) -> dict[str, Any]:
+    return _macs(model.training_macs(stack, load)) | {
+        "activation_bytes_naive": kept_activation_bytes(stack, load, tiled=False),
+        "activation_bytes_tiled": kept_activation_bytes(stack, load, tiled=True),
+    }
+
+
+def _engines(stack: StackSpec, load: Workload) -> list[dict[str, Any]]:
+    if stack.decoder is None:
+        return []
+    answers = engine_answers(
+        stack, context=load.context, batch=load.batch, kv_dtype=load.kv_dtype, source_tokens=load.source_tokens
+    )
+    return [answer.as_dict() for answer in answers]
+
+
+def _hardware(machine: Machine, data: Mapping[str, Any], load: Workload) -> dict[str, Any]:
+    kind = load.weight.kind
+    prefill, decode, training = data["prefill"], data["decode"], data["training"]
+    steps = {
+        "prefill": roofline(
+            machine, flops=prefill["flops_exact"], moved_bytes=prefill["bytes"], kind=kind, compute_bound_prior=True
+        ),
+        "training": roofline(
+            machine, flops=training["flops_exact"], moved_bytes=3 * data["parameters"]["bytes"], kind=kind,
+            compute_bound_prior=True,
+        ),
+    }  # fmt: skip
+    if decode["bytes_per_step"]:
+        steps["decode"] = roofline(
+            machine, flops=decode["flops_exact"], moved_bytes=decode["bytes_per_step"], kind=kind,
+            compute_bound_prior=False,
+        )  # fmt: skip
+    return {
+        "name": machine.name,
+        "title": getattr(machine, "title", machine.name),
+        "source": getattr(machine, "source", ""),
+        "provenance": getattr(machine, "provenance", ""),
+        "bandwidth_bytes_per_second": machine.bandwidth_bytes_per_second,
+        "peak_flops_per_second": dict(machine.peak_flops_per_second),  # type: ignore[call-overload]
+        "memory_bytes": getattr(machine, "memory_bytes", None),
+        **steps,
+    }
+
+
+def _tensor_parallel(stack: StackSpec, load: Workload, ranks: int) -> dict[str, Any]:
+    rank = rank_of(stack, ranks)
+    derived = replace(load, weight_bytes=0)
+    kv_heads = {a.kv.num_kv_heads for a, _ in model.attentions(stack) if isinstance(a.kv, Heads)}
+    return {
+        "ranks": ranks,
+        "weight_bytes_per_rank": all_weight_bytes(rank, derived),
+        "kv_cache_bytes_per_rank": model.cache_bytes(rank, derived).total,
+        "kv_bytes_per_token_per_rank": model.cache_slope(rank, derived, 0),
+        "kv_heads_replicated": any(ranks > heads for heads in kv_heads),
+        "latents_on_every_rank": any(isinstance(a.kv, Latent) for a, _ in model.attentions(stack)),
+    }

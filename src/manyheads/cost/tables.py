@@ -1,0 +1,259 @@
+"""The tables that a person reads, made from the object of `cost.price` alone: one table a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from manyheads.report import units
+from manyheads.report.value import Column, Table
+
+__all__ = ["tables"]
+
+Data = Mapping[str, Any]
+LEFT, RIGHT = "left", "right"
+
+
+def tables(data: Data) -> tuple[Table, ...]:
+    """Every table that `data` has something for, in reading order."""
+    made = [_attention(data), _parameters(data)]
+    if data["kv_cache"]["bytes"]:
+        made.append(_cache(data))
+    if len(data["by_context"]) > 1:
+        made.append(_contexts(data))
+    if data["engines"]:
+        made.append(_engines(data))
+    made.append(_steps(data))
+    if "hardware" in data:
+        made.append(_times(data))
+    if "tensor_parallel" in data:
+        made.append(_ranks(data))
+    if "memory" in data:
+        made.append(_memory(data))
+    if data["what_if"]:
+        made.append(_what_if(data))
+    return tuple(made)
+
+
+def _columns(*names: str) -> tuple[Column, ...]:
+    """The first column holds words, the others numbers."""
+    return tuple(Column(name, LEFT if i == 0 else RIGHT) for i, name in enumerate(names))
+
+
+def _attention(data: Data) -> Table:
+    rows, several = [], len({(s["role"], s["kind"]) for s in data["layer_specs"]}) > 1
+    for spec in data["layer_specs"]:
+        where = f"{spec['role']} {spec['kind']}: " if several else ""
+        rows.append(
+            (where + spec["spec"], f"{spec['layers']}", spec["scheme"].upper(), units.number(spec["parameters"]))
+        )
+    return Table("What is its attention?", _columns("layer", "layers", "scheme", "weights a layer"), tuple(rows))
+
+
+def _parameters(data: Data) -> Table:
+    own = data["parameters"]
+    rows = [
+        (part, units.number(own[part]), f"{100 * own[part] / own['total']:.1f}%")
+        for part in ("attention", "mlp", "norm", "embedding", "head", "other")
+        if own[part]
+    ]
+    rows.append(("total", units.number(own["total"]), units.count(own["total"])))
+    notes = [f"{units.bytes_both(own['bytes'])} in {data['weight_dtype']}"]
+    if own["head_kind"] == "tied":
+        notes.append(f"the head is the token table, counted once; stored twice it would be {own['total_untied']:,}")
+    active = own["active"]
+    if active["both"] != own["trainable"]:
+        notes.append(
+            f"active a token: {active['both']:,} with embedding and head, {active['head_only']:,} with the head "
+            f"only, {active['neither']:,} with neither"
+        )
+    return Table("How many parameters?", _columns("part", "parameters", "share"), tuple(rows), tuple(notes))
+
+
+def _cache(data: Data) -> Table:
+    own = data["kv_cache"]
+    rows = [
+        ("a token, from empty", units.exact(own["bytes_per_token"]), units.gib(own["bytes_per_token"])),
+        (
+            f"one more after {units.tokens(data['context'])}",
+            units.exact(own["marginal_bytes_per_token"]),
+            units.gib(own["marginal_bytes_per_token"]),
+        ),
+    ]
+    if own["cross_bytes"]:
+        rows.append((f"the memory of {data['source_tokens']:,}", *_both(own["cross_bytes"])))
+    if own["state_bytes"]:
+        rows.append(("running states", *_both(own["state_bytes"])))
+    rows.append((f"all of it, {_sequences(data)}", *_both(own["bytes"])))
+    notes = [*own["product"]]
+    if own["expanded_bytes_per_token"]:
+        notes.append(f"cached as expanded heads it would be {own['expanded_bytes_per_token']:,} B a token")
+    question = f"What must the cache hold, in {data['kv_dtype']}?"
+    return Table(question, _columns("cache", "bytes", "rounded"), tuple(rows), tuple(notes))
+
+
+def _both(n: int) -> tuple[str, str]:
+    return units.exact(n), units.gib(n)
+
+
+def _sequences(data: Data) -> str:
+    context = f"{units.tokens(data['context'])} tokens"
+    return context if data["batch"] == 1 else f"{data['batch']:,} x {context}"
+
+
+def _contexts(data: Data) -> Table:
+    rows = tuple(
+        (
+            units.tokens(row["context"]),
+            units.gib(row["kv_cache_bytes"]),
+            units.gib(row["score_bytes_per_layer"]),
+            units.gib(row["decode_bytes_per_step"]),
+            f"{100 * row['cache_share_of_decode']:.1f}%",
+        )
+        for row in data["by_context"]
+    )
+    columns = _columns("context", "cache", "naive scores a layer", "decode moves", "cache in that")
+    return Table("How does it grow with context?", columns, rows)
+
+
+def _engines(data: Data) -> Table:
+    ideal = data["kv_cache"]["bytes"]
+    rows: list[tuple[str, ...]] = [("ideal", units.gib(ideal), units.exact(ideal), "1.00")]
+    notes = []
+    for engine in data["engines"]:
+        if not engine["applies"]:
+            continue
+        held = engine["bytes"]
+        rows.append(
+            (f"{engine['engine']} {engine['version']}", *reversed(_both(held)), f"{held / ideal:.2f}" if ideal else "")
+        )
+        notes.append(f"{engine['engine']} {engine['version']} ({engine['provenance']}): {engine['rule']}")
+    return Table(
+        "What do engines really hold?", _columns("engine", "rounded", "bytes", "x ideal"), tuple(rows), tuple(notes)
+    )
+
+
+def _steps(data: Data) -> Table:
+    steps = [("prefill", data["prefill"]), ("training step", data["training"])]
+    if data["decode"]["bytes_per_step"]:
+        steps.insert(1, ("one decode step", data["decode"]))
+    lines = (
+        ("MACs, visible pairs", "macs_exact", units.macs),
+        ("FLOPs, visible pairs (= 2 MACs)", "flops_exact", units.flops),
+        ("FLOPs, every pair (dense)", "flops_dense", units.flops),
+        ("  of it scores and mix, MACs exact", "score_and_mix_macs_exact", units.macs),
+        ("  of it projections, MACs", "projection_macs", units.macs),
+        ("  of it MLP, MACs", "mlp_macs", units.macs),
+        ("  of it head, MACs", "head_macs", units.macs),
+    )
+    rows = [(label, *(show(step[key]) for _, step in steps)) for label, key, show in lines]
+    rows.append(("bytes moved at least", *(_moved(name, step) for name, step in steps)))
+    return Table(
+        f"What does a step take, {_sequences(data)}?",
+        _columns("", *(name for name, _ in steps)),
+        tuple(rows),
+        _step_notes(data),
+    )
+
+
+def _moved(name: str, step: Data) -> str:
+    if name == "training step":
+        return "-"
+    return units.gib(step["bytes"] if name == "prefill" else step["bytes_per_step"])
+
+
+def _step_notes(data: Data) -> tuple[str, ...]:
+    decode, training = data["decode"], data["training"]
+    notes = [f"naive scores: {units.bytes_both(data['score_bytes_per_layer'])} a layer, one {data['score_dtype']} copy"]
+    if decode["bytes_per_step"]:
+        cache = decode["cache_read_bytes"] + decode["cache_write_bytes"] + decode["state_bytes"]
+        notes.append(
+            f"decode moves {units.exact(decode['bytes_per_step'])} a step = {decode['weight_bytes']:,} weights + {cache:,} "
+            f"cache; {decode['flops_per_byte']:.2f} FLOPs a byte ({decode['core_flops_per_byte']:.2f} in attention alone)"
+        )
+    if decode["cache_outweighs_read_weights_at_tokens"]:
+        notes.append(
+            f"cache outweighs attention's weights from {decode['cache_outweighs_attention_weights_at_tokens']:,} "
+            f"cached tokens, all weights read from {decode['cache_outweighs_read_weights_at_tokens']:,}"
+        )
+    notes.append(
+        f"training keeps {units.gib(training['activation_bytes_tiled'])} of activations with tiled attention, "
+        f"{units.gib(training['activation_bytes_naive'])} with scores held; MACs are 3 x forward, none recomputed"
+    )
+    return tuple(notes)
+
+
+def _times(data: Data) -> Table:
+    own = data["hardware"]
+    rows = []
+    for name in ("prefill", "decode", "training"):
+        if name in own:
+            step = own[name]
+            span = f"{units.duration(step['low_seconds'])} to {units.duration(step['high_seconds'])}"
+            rows.append((name, span, step["bound_by"], step["arithmetic"]))
+    notes = (
+        f"low: derived from {own['provenance']} figures ({own['source']}); cannot be beaten",
+        f"high: prior, not measured for this model: {_percent(own['prefill'])} of peak in prefill and training"
+        + (f", {_percent(own['decode'])} of the bound in decode" if "decode" in own else ""),
+    )
+    title = f"How long on {own['title']}?"
+    return Table(title, _columns("step", "time", "bound by", "arithmetic"), tuple(rows), notes)
+
+
+def _percent(step: Data) -> str:
+    return f"{100 * step['efficiency_prior']:.0f}%"
+
+
+def _ranks(data: Data) -> Table:
+    own = data["tensor_parallel"]
+    rows = (
+        ("weights", *_both(own["weight_bytes_per_rank"])),
+        (f"cache, {_sequences(data)}", *_both(own["kv_cache_bytes_per_rank"])),
+        ("cache a token", *_both(own["kv_bytes_per_token_per_rank"])),
+    )
+    notes = []
+    if own["kv_heads_replicated"]:
+        notes.append(f"{own['ranks']} ranks are more than the KV heads: each head is kept on several ranks")
+    if own["latents_on_every_rank"]:
+        notes.append("MLA's latents are kept whole on every rank")
+    return Table(
+        f"What does one of {own['ranks']} ranks hold?", _columns("a rank", "bytes", "rounded"), rows, tuple(notes)
+    )
+
+
+def _memory(data: Data) -> Table:
+    own = data["memory"]
+    any_length = "any"
+    context, batch = own["longest_context"], own["largest_batch"]
+    rows = (
+        ("needed: weights and ideal cache", *_both(own["needed_bytes"])),
+        ("budget", *_both(own["budget_bytes"])),
+        ("longest context", any_length if context is None else f"{context:,} tokens", ""),
+        ("largest batch", any_length if batch is None else f"{batch:,} sequences", ""),
+    )
+    verdict = "it fits" if own["fits"] else "it does not fit"
+    notes = [f"{verdict}; left out: {own['leaves_out']}"]
+    if own["change"]:
+        notes.append(f"the one change that would make it fit: {own['change']}")
+    return Table("Does it fit?", _columns("memory", "bytes", "rounded"), rows, tuple(notes))
+
+
+def _what_if(data: Data) -> Table:
+    base = data["kv_cache"]["bytes"]
+    rows = [_layout("as it is", data, base)]
+    rows += [_layout(item["name"], item, base) for item in data["what_if"]]
+    columns = _columns("layout", "cache", "x", "a token", "attention weights", "decode moves")
+    note = "prices of other models: a conversion changes what the model computes, and its loss must be measured"
+    return Table(f"What if it had other heads, {_sequences(data)}?", columns, tuple(rows), (note,))
+
+
+def _layout(name: str, data: Data, base: int) -> tuple[str, ...]:
+    held = data["kv_cache"]["bytes"]
+    return (
+        name,
+        units.gib(held),
+        f"{held / base:.3g}" if base else "-",
+        units.exact(data["kv_cache"]["bytes_per_token"]),
+        units.count(data["parameters"]["attention"]),
+        units.gib(data["decode"]["bytes_per_step"]),
+    )
