@@ -1,0 +1,56 @@
+"""What the models of engines share: the attentions that keep something, and why an engine may not hold a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from manyheads.cost.dtypes import DType
+from manyheads.cost.layer import conv_elements
+from manyheads.spec.attention import AttentionSpec, Borrowed
+from manyheads.spec.kv import State
+from manyheads.spec.masks import Chunk, Window
+from manyheads.spec.stack import StackSpec
+
+__all__ = ["conv_channels", "keepers", "refused_dtype", "refused_state", "window_of"]
+
+
+def keepers(stack: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
+    """The attentions of the decoder that keep keys, values, latents or states of their own, each with its count."""
+    if stack.decoder is None:
+        return
+    for block, times in stack.decoder.groups:
+        for attention in block.attentions:
+            if not isinstance(attention.source, Borrowed):
+                yield attention, times
+
+
+def window_of(spec: AttentionSpec) -> int:
+    """Keys that a windowed or chunked layer sees at most, 0 where all are seen."""
+    if isinstance(spec.mask, Window):
+        return spec.mask.keys
+    return spec.mask.size if isinstance(spec.mask, Chunk) else 0
+
+
+def conv_channels(spec: AttentionSpec) -> int:
+    """Channels of a linear layer's short convolution: what two taps keep, one past input."""
+    assert isinstance(spec.kv, State)
+    return conv_elements(replace(spec, kv=replace(spec.kv, conv_width=2))) if spec.kv.conv_width else 0
+
+
+def refused_dtype(kv_dtype: DType, valid: tuple[str, ...], engine: str) -> str | None:
+    """Why `engine` cannot keep its cache in this format, None where it can."""
+    if kv_dtype.name in valid:
+        return None
+    return f"{engine} keeps its cache as {', '.join(valid)}, not {kv_dtype.name}"
+
+
+def refused_state(stack: StackSpec, engine: str) -> str | None:
+    """Why `engine` cannot hold a linear layer of `stack`, None where it can: only gated delta rules were looked at."""
+    for spec, _ in keepers(stack):
+        if isinstance(spec.kv, State) and (spec.kv.rule != "gated_delta" or spec.kv.normalised):
+            kind = ("normalised " if spec.kv.normalised else "") + spec.kv.rule
+            return (
+                f"linear layers are modelled in {engine} for gated delta rules (Qwen3-Next, Kimi); this one is {kind}"
+            )
+    return None
