@@ -101,7 +101,7 @@ class Cursor:
         try:
             for _ in repeat(None, count):
                 at += 8 + unpack(data, at)[0]
-        except struct.error:  # the next length would lie past the end
+        except (struct.error, OverflowError):  # the next length would lie past the end, or past what an offset can be
             at = self.size + 1
         if at > self.size:
             raise CheckpointError(f"{self.where}: truncated or broken: {what} runs past the end, byte {self.size}")

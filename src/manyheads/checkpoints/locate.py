@@ -55,21 +55,15 @@ def locate(text: str) -> Located:
         raise CheckpointError(f"{shown_path(text)}: no such file or folder; expected {_ACCEPTED}")
     if "(" in text:
         return Located("spec", text)
-    from manyheads.facts.census import find, names
+    from manyheads.facts.census import find, nearest
 
     if find(text) is not None:
         return Located("census", text)
     if _is_hub_id(text):
         return Located("hub", text)
-    raise CheckpointError(_unknown(text, names()))
-
-
-def _unknown(text: str, names: tuple[str, ...]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(text.lower(), names, n=3, cutoff=0.5)
+    near = nearest(text)
     hint = f"did you mean {', '.join(near)}? " if near else ""
-    return f"{shown(text)} is not a file here nor a known model; {hint}Expected {_ACCEPTED}"
+    raise CheckpointError(f"{shown(text)} is not a file here nor a known model; {hint}expected {_ACCEPTED}")
 
 
 def _is_hub_id(text: str) -> bool:
