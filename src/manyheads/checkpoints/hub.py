@@ -99,7 +99,7 @@ def _hub() -> Any:
 
 def _require_reachable(hub: Any, repo_id: str, revision: str | None, filename: str) -> None:
     """One request with a short timeout and no retry: it tells an unreachable hub from a missing model."""
-    if hub.constants.is_offline_mode():
+    if hub.is_offline_mode():
         raise CheckpointError(
             f"{repo_id}: not in the local cache, and HF_HUB_OFFLINE is set; expected a folder or config.json here, or"
             " the variable unset"
