@@ -195,7 +195,8 @@ def test_what_is_shown_is_within_half_of_its_last_digit(n: int) -> None:
     text = units.gib(n)
     value, unit = re.fullmatch(r"([\d,.]+) (\w+)", text).groups()
     size = 1_024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"].index(unit)
-    hundredths = int(value.replace(",", "").replace(".", "")) if "." in value else 100 * int(value)
+    digits = value.replace(",", "")
+    hundredths = int(digits.replace(".", "")) if "." in digits else 100 * int(digits)
     assert abs(100 * n - hundredths * size) * 2 <= size
     assert hundredths < 102_400 or unit == "YiB"
 
