@@ -93,6 +93,10 @@ def test_folders_that_are_something_else(here):
     assert message.endswith("...)")
     for name in ("a.gguf", "b.gguf"):
         (here / "empty" / name).write_bytes(GGUF)
+    (here / "split").mkdir()
+    for number in (2, 1, 3):
+        (here / "split" / f"big-0000{number}-of-00003.gguf").write_bytes(GGUF)
+    assert locate("split") == Located("gguf", os.path.join("split", "big-00001-of-00003.gguf"))
     assert "2 .gguf files ('a.gguf', 'b.gguf'); name one of them" in refusal("empty")
 
 

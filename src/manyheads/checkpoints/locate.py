@@ -90,8 +90,12 @@ def _locate_folder(path: str) -> Located:
     if _CONFIG_NAME in inside or any(entry.endswith((".safetensors", _INDEX_ENDING)) for entry in inside):
         return Located("folder", path)
     ggufs = [entry for entry in inside if entry.endswith(".gguf")]
-    if len(ggufs) == 1:
-        return Located("gguf", os.path.join(path, ggufs[0]))
+    if ggufs:
+        from manyheads.checkpoints.gguf_parts import first_part
+
+        model = first_part(ggufs)
+        if model is not None:
+            return Located("gguf", os.path.join(path, model))
     listed = ", ".join(map(shown, (ggufs or inside)[:5])) + (", ..." if len(ggufs or inside) > 5 else "")
     if ggufs:
         raise CheckpointError(f"{name}: holds {len(ggufs)} .gguf files ({listed}); name one of them")
