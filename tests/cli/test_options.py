@@ -9,7 +9,43 @@ import pytest
 from manyheads.cli.main import VERBS, build_parser
 
 # In the order of --help. [NAME] may be left out; * may be given many times; = is the default; {a|b} the choices.
-OPTIONS: dict[str, list[str]] = {}
+OPTIONS: dict[str, list[str]] = {
+    "cost": [
+        "MODEL",
+        "--revision REV",
+        "--assume full",
+        "--context N",
+        "--batch N = 1",
+        "--source-tokens N",
+        "--weight-dtype TYPE",
+        "--kv-dtype TYPE = bf16",
+        "--hardware NAME",
+        "--memory SIZE",
+        "--tensor-parallel N = 1",
+        "--what-if CHANGE *",
+        "--json",
+        "--output FILE",
+        "--debug",
+    ],
+    "models": [
+        "[WORDS] *",
+        "--scheme SCHEME {mha|gqa|mqa|mla|linear|window}",
+        "--sort SORT {year|heads|cache|parameters|name} = year",
+        "--reverse",
+        "--json",
+        "--output FILE",
+        "--debug",
+    ],
+    "facts": [
+        "[KEY|WORD] *",
+        "--verdict VERDICT {right|wrong|imprecise|unverified}",
+        "--table NAME",
+        "--cite CITE {bibtex|csl|ris}",
+        "--json",
+        "--output FILE",
+        "--debug",
+    ],
+}
 
 
 def described(action: argparse.Action) -> str:
@@ -23,7 +59,7 @@ def described(action: argparse.Action) -> str:
         text += " {" + "|".join(map(str, action.choices)) + "}"
     if isinstance(action, argparse._AppendAction) or action.nargs in ("*", "+"):
         text += " *"
-    if action.default not in (None, False, [], argparse.SUPPRESS):
+    if action.default not in (None, False, "", [], argparse.SUPPRESS):
         text += f" = {action.default}"
     return text
 

@@ -34,7 +34,7 @@ TOUR = (
     ("serving a model", "manyheads cost llama-2-70b --context 128k --memory 80GiB"),
     ("sketching one", 'manyheads cost "gqa(4096, 32/8x128) x 32" --what-if mqa'),
     ("asking what heads do", "manyheads xray"),
-    ("long prompts on a CPU", "manyheads cost mistral-7b --context 32k --what-if window:4096"),
+    ("long prompts, no GPU", "manyheads cost llama-3.2-1b --context 32k --kv-dtype q8_0"),
     ("interview on Monday", "manyheads facts softmax"),
 )
 """One line for each kind of person the tool is for: what brings them, and a command to type now."""
