@@ -247,7 +247,7 @@ def number_text(value: float) -> str:
 
 
 def build(kind: type[_T], call: Call, fixed: Mapping[str, Any] | None = None) -> _T:
-    """A `kind` from a call: values in the order of its fields or by name, a bare name for a flag that is set.
+    """A `kind` from a call: values by name, or in the order of the fields; a flag by its bare name.
 
     Fields in `fixed` are given, not read.
     """
@@ -256,10 +256,10 @@ def build(kind: type[_T], call: Call, fixed: Mapping[str, Any] | None = None) ->
     values: dict[str, Any] = {}
     for key, value, place in call.items:
         set_flag = not key and isinstance(value, str) and known.get(value) == "bool"
-        name = str(value) if set_flag else key or next((n for n in known if n not in values), "")
+        name = str(value) if set_flag else key or next((n for n in known if known[n] != "bool" and n not in values), "")
         if name not in known:
-            what = short(key) if key else short(value)
-            raise SpecError(f"character {place}: {what} is not understood in {call.name}" + suggest(key, known))
+            what = key or str(value)
+            raise SpecError(f"character {place}: {short(what)} is not understood in {call.name}" + suggest(what, known))
         if name in values:
             raise SpecError(f"character {place}: {name} is given twice in {call.name}")
         values[name] = True if set_flag else _CONVERT[known[name]](f"{call.name} {name}", value)
