@@ -146,7 +146,7 @@ def _report(found: tuple[Entry, ...], options: argparse.Namespace) -> Report:
         return _overview(found)
     if len(found) > 1 and not _all_keys(options.words, found):
         return _listing(found, options)
-    title = f"{len(found)} entries" if len(found) > 1 else _summary(found[0]).partition("\n")[0]
+    title = f"{len(found)} entries" if len(found) > 1 else f"{found[0].key}: {_heading(found[0])}"
     return Report(title=title, tables=tuple(_record(entry) for entry in found), notes=_strengths(found))
 
 
@@ -211,6 +211,12 @@ def _kind(entry: Entry) -> str:
 
 def _verdict(fact: Fact) -> str:
     return f"{fact.verdict} ({fact.aspect})" if fact.aspect else fact.verdict
+
+
+def _heading(entry: Entry) -> str:
+    from manyheads.facts.records import Fact
+
+    return _verdict(entry) if isinstance(entry, Fact) else entry.name
 
 
 def _summary(entry: Entry) -> str:

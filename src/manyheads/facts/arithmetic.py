@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isfinite
 
 from manyheads.errors import ManyheadsError
 
@@ -71,8 +72,8 @@ def _value(node: ast.expr, names: Mapping[str, Fraction | int]) -> Fraction:
             pass
         case ast.Constant(value=int() as whole):
             return _bounded(Fraction(whole))
-        case ast.Constant(value=float() as decimal):
-            return Fraction(str(decimal))
+        case ast.Constant(value=float() as decimal) if isfinite(decimal):
+            return _bounded(Fraction(str(decimal)))
         case ast.Name(id=name) if name in names:
             return Fraction(names[name])
         case ast.UnaryOp(op=ast.USub(), operand=operand):

@@ -100,11 +100,12 @@ def _indexed() -> tuple[tuple[Entry, dict[frozenset[str], int]], ...]:
 def _score(word: str, index: dict[frozenset[str], int]) -> int:
     """Twice the weight of the best place that holds the word, once the weight where another word begins with it."""
     forms = _forms(word)
+    begins = tuple(form for form in forms if len(form) >= _SHORTEST_PREFIX)
     best = 0
     for held, weight in index.items():
         if forms & held:
             best = max(best, 2 * weight)
-        elif len(word) >= _SHORTEST_PREFIX and any(form.startswith(word) for form in held):
+        elif begins and any(form.startswith(begins) for form in held):
             best = max(best, weight)
     return best
 
