@@ -216,7 +216,7 @@ def _verdict(fact: Fact) -> str:
 def _heading(entry: Entry) -> str:
     from manyheads.facts.records import Fact
 
-    return _verdict(entry) if isinstance(entry, Fact) else entry.name
+    return _verdict(entry) if isinstance(entry, Fact) else _kind(entry)
 
 
 def _summary(entry: Entry) -> str:
@@ -281,7 +281,7 @@ def _quoted(table: QuotedTable) -> Table:
         for name, is_number in zip(table.columns, numeric, strict=True)
     )
     rows = tuple(tuple(_cell(cell) for cell in row) for row in table.rows)
-    sums = [f"Worked out again: {_line(outcome)}" for outcome in outcomes(table)]
+    sums = ["Worked out again:", *(f"- {_line(outcome)}" for outcome in outcomes(table))]
     source = [f"Source: {line}" for line in _source_lines(table.sources).split("\n")]
     return Table(f"{table.key}: {table.name}", columns, rows, (table.note, *sums, *source))
 
@@ -314,7 +314,7 @@ def _source_line(citation: Citation) -> str:
         f"arXiv:{record.arxiv}" if record.arxiv else "",
     ]
     where = f"; {citation.where}" if citation.where else ""
-    read = f" (read: {record.read})" if record.arxiv and record.read else ""
+    read = f" (read: {record.read})" if citation.strength == "P" else ""
     return f"[{citation.strength}] {', '.join(part for part in parts if part)}{where}{read}"
 
 
