@@ -42,11 +42,11 @@ def active_parameters(model: StackSpec) -> dict[str, int]:
 
     "neither" counts no embedding and no head, "head_only" the head (a tied table once, as the head), "both" the
     input embedding as well. DeepSeek prints "both" as 37B and "head_only" as 36.7B; gpt-oss counts the head only.
-    Stored buffers are left out, as in those figures.
+    DeepSeek-V3's router corrections, stored buffers, are counted, as in those figures.
     """
     inventory = weights(model)
     idle = sum(idle_elements(stack, 1) for stack in model.stacks)
-    both = count(inventory) - idle
+    both = stored_parameters(inventory) - idle
     embedding = count(inventory, "embedding")
     table = model.vocab_size * model.main.d_model
     tied = table if model.head == "tied" else 0

@@ -46,7 +46,7 @@ def this_machine() -> MeasuredMachine:
         ) from None
     data = numpy.ones(READ_BYTES // 8, dtype=numpy.float64)
     square = numpy.ones((MATRIX, MATRIX), dtype=numpy.float32)
-    bandwidth = data.nbytes / _best(lambda: data.sum())
+    bandwidth = data.nbytes / _best(data.sum)
     peak = 2 * MATRIX**3 / _best(lambda: square @ square)
     threads = os.cpu_count() or 1
     return MeasuredMachine(

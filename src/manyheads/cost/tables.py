@@ -62,7 +62,7 @@ def _parameters(data: Data) -> Table:
     if own["head_kind"] == "tied":
         notes.append(f"the head is the token table, counted once; stored twice it would be {own['total_untied']:,}")
     active = own["active"]
-    if active["both"] != own["trainable"]:
+    if active["both"] != own["total"]:
         notes.append(
             f"active a token: {active['both']:,} with embedding and head, {active['head_only']:,} with the head "
             f"only, {active['neither']:,} with neither"
