@@ -140,6 +140,10 @@ def full_pages_held(
     stack: StackSpec, *, context: int, batch: int, kv_dtype: DType, source_tokens: int
 ) -> dict[str, int] | str:
     """The same with --disable-hybrid-kv-cache-manager: beside a full layer, a windowed one keeps every token too."""
-    if any(isinstance(spec.kv, State) for spec, _ in keepers(stack)):
+    specs = [spec for spec, _ in keepers(stack)]
+    if any(isinstance(spec.kv, State) for spec in specs):
         return "linear layers need the hybrid cache manager"
+    windows = sorted({window_of(spec) for spec in specs if not isinstance(spec.source, Cross)})
+    if len(windows) > 2 and not windows[0]:
+        return f"layers of one group must have one window, found {', '.join(map(str, windows[1:]))}"
     return _held(stack, context, batch, kv_dtype, source_tokens, windows=False)
