@@ -83,7 +83,7 @@ def read_config(config: Mapping[str, Any], *, source: str = "config", assume: st
     except SpecError as error:
         raise CheckpointError(f"{source}: {error}") from None
     unread = [key for key in fields.unread() if isinstance(key, str)]
-    ignored = tuple(sorted(key for key in unread if is_harmless(key)))
+    ignored = tuple(sorted(key for key in unread if is_harmless(key) or (is_telltale(key) and is_inert(inner[key]))))
     unknown = tuple(sorted(set(unread) - set(ignored)))
     return ModelConfig(stack, family.name, _weight_dtype(inner, config), unknown, ignored, (*notes, *found))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from manyheads.checkpoints.draft import Draft
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
@@ -132,6 +134,8 @@ def _latent(fields: Fields, draft: Draft, family: Family) -> None:
     q_rank = fields.optional_size("q_rank", least=0) or 0
     draft.latent = Latent(rank, nope, rope, fields.size("v_head_dim"), q_rank, Norm("rms", 1e-6))
     draft.scale = draft.latent.head_dim**-0.5
+    if not q_rank:  # the one matrix of the queries never has a bias
+        draft.bias = replace(draft.bias, q=False)
 
 
 def _scores(fields: Fields, draft: Draft) -> None:

@@ -23,7 +23,8 @@ class Stored:
     axis    the parts, rearranged, are joined along this axis
     merge   then this axis and the next become one; -1 for none
     each    letter of a leading axis of which every index has a tensor of its own (one file tensor an expert)
-    when    applies only to layers that have this canonical weight; with "!" in front, only to those that do not
+    when    conditions, all of which must hold: a canonical weight that the layer must have, or "parallel", said of its
+            block
     """
 
     name: str
@@ -42,7 +43,6 @@ class Family:
     stack              "decoder", "encoder" or "seq2seq": which shared reader builds it
     spellings          keys of this family for a canonical field, tried before the common ones
     defaults           what transformers' config class takes where the key is absent, by canonical field
-    signs              keys that give the family away when `model_type` does not
     norm               "rms" or "layer"; gain and shift as in `manyheads.spec.Norm`
     norm_places        places of the norms in a block (`manyheads.spec.stack.NORM_PLACES`)
     final_norm, embedding_norm, parallel, gated   as in the spec
@@ -52,10 +52,12 @@ class Family:
     positions          "rope" | "alibi" | "learned" | "sinusoidal" | "none"
     position_extra     rows of the position table beyond the context (OPT: 2)
     rope_layout        "halves" | "interleaved"
-    windows            which layers a window acts on where no list says: "all" | "odd" (1st, 3rd, ...) | "from_layer" |
-                       "pattern"; `window_period`: every how-manieth layer is full
+    windows            which layers a window acts on where no list says: "all" | "odd" (1st, 3rd, ...) | "odd_below" (of
+                       those, the ones below max_window_layers) | "from_layer" | "pattern"; `window_period`: every
+                       how-manieth layer is full
     moe                layers are mixtures; `moe_bias`, `router_bias`, `shared_gate` as in the spec
     latent             multi-head latent attention
+    linear             layers of linear attention, which `finish` describes
     layout             how each canonical tensor is stored
     ignored            regular expressions of stored names that are no weights of the model
     prefixes           other ways that files begin the names, each a tuple of (as the layout writes it, as they do)
@@ -68,7 +70,6 @@ class Family:
     stack: str = "decoder"
     spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    signs: tuple[str, ...] = ()
     norm: str = "rms"
     gain: str = "w"
     shift: bool = False
@@ -92,6 +93,7 @@ class Family:
     router_bias: str = "none"
     shared_gate: bool = False
     latent: bool = False
+    linear: bool = False
     layout: tuple[Stored, ...] = ()
     ignored: tuple[str, ...] = ()
     prefixes: tuple[tuple[tuple[str, str], ...], ...] = ()

@@ -55,16 +55,19 @@ def expected_tensors(family: Family, model: StackSpec, *, most: int = 0) -> dict
     inventory = {weight.name: weight for weight in weights(model)}
     _check_count(family, inventory, most)
     layers = {stack.role: len(stack.blocks) for stack in model.stacks}
+    around: dict[str, dict[str, int]] = {}
+    for weight in inventory.values():
+        around.setdefault(_module(weight.name), {}).update(weight.sizes)
     found: dict[str, Expected] = {}
     left = set(inventory)
     for stored in family.layout:
         for layer in _layers_of(stored, layers):
             wanted = [canonical.replace("{i}", str(layer)) for canonical, _ in stored.parts]
-            if not _applies(stored, layer, inventory) or not left.issuperset(wanted):
+            if not left.issuperset(wanted) or not _applies(stored, layer, inventory, model):
                 continue
             left.difference_update(wanted)
             parts = tuple(inventory[name] for name in wanted)
-            for item in _spread(stored, parts, layer):
+            for item in _spread(stored, parts, layer, around.get(_module(wanted[0]), {})):
                 found[item.name] = item
     if left:
         first = min(left)
@@ -88,15 +91,26 @@ def _layers_of(stored: Stored, layers: Mapping[str, int]) -> range:
     return range(layers.get(canonical.partition(".")[0], 0))
 
 
-def _applies(stored: Stored, layer: int, inventory: Mapping[str, Weight]) -> bool:
-    if not stored.when:
-        return True
-    present = stored.when.lstrip("!").replace("{i}", str(layer)) in inventory
-    return present != stored.when.startswith("!")
+def _module(name: str) -> str:
+    """The attention or MLP that a canonical weight belongs to: inside one, a letter means one length."""
+    for part in (".self.", ".cross.", ".mlp."):
+        if part in name:
+            return name.partition(part)[0] + part
+    return name
 
 
-def _spread(stored: Stored, parts: tuple[Weight, ...], layer: int) -> Iterator[Expected]:
-    sizes = {axis: length for part in parts for axis, length in part.sizes.items()}
+def _applies(stored: Stored, layer: int, inventory: Mapping[str, Weight], model: StackSpec) -> bool:
+    for condition in stored.when.split():
+        if condition == "parallel":
+            if not model.main.blocks[layer].parallel:
+                return False
+        elif condition.replace("{i}", str(layer)) not in inventory:
+            return False
+    return True
+
+
+def _spread(stored: Stored, parts: tuple[Weight, ...], layer: int, around: Mapping[str, int]) -> Iterator[Expected]:
+    sizes = {**around, **{axis: length for part in parts for axis, length in part.sizes.items()}}
     shape, sizes = arrange(stored, parts, sizes)
     name = stored.name.replace("{i}", str(layer))
     if not stored.each:

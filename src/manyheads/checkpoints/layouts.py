@@ -10,14 +10,19 @@ __all__ = [
     "FINAL_NORM",
     "GATED_MLP",
     "HEAD",
+    "LATENT_ATTENTION",
     "LAYER",
     "LLAMA_ATTENTION",
     "LLAMA_LAYOUT",
     "LLAMA_NORMS",
     "LLAMA_PREFIXES",
     "NORMS_PER_HEAD",
+    "ROTARY_BUFFERS",
+    "SHARED_EXPERT",
+    "SHARED_EXPERTS",
     "linear",
     "norm",
+    "rows_by_head",
 ]
 
 LAYER = "decoder.layers.{i}."
@@ -31,11 +36,29 @@ def linear(name: str, canonical: str, pattern: str, bias: str) -> tuple[Stored, 
     )
 
 
-def norm(name: str, canonical: str, axes: str = "m") -> tuple[Stored, ...]:
+def norm(name: str, canonical: str, axes: str = "m", *, when: str = "") -> tuple[Stored, ...]:
     """The gain and the shift of a norm."""
     return (
-        Stored(f"{name}.weight", ((f"{canonical}.weight", axes),)),
-        Stored(f"{name}.bias", ((f"{canonical}.bias", axes),)),
+        Stored(f"{name}.weight", ((f"{canonical}.weight", axes),), when=when),
+        Stored(f"{name}.bias", ((f"{canonical}.bias", axes),), when=when),
+    )
+
+
+def rows_by_head(name: str) -> tuple[Stored, ...]:
+    """A fused matrix and bias whose rows are (head, 3, head_dim): each head's query, key, value (GPT-NeoX, BLOOM)."""
+    return (
+        Stored(
+            f"{name}.weight",
+            ((LAYER + "self.q", "h q m"), (LAYER + "self.k", "k q m"), (LAYER + "self.v", "k v m")),
+            axis=1,
+            merge=0,
+        ),
+        Stored(
+            f"{name}.bias",
+            ((LAYER + "self.q.bias", "h q"), (LAYER + "self.k.bias", "k q"), (LAYER + "self.v.bias", "k v")),
+            axis=1,
+            merge=0,
+        ),
     )
 
 
@@ -65,11 +88,47 @@ EXPERTS = (
     Stored("model.layers.{i}.mlp.experts.{x}.up_proj.weight", ((LAYER + "mlp.experts.up", "w m"),), each="x"),
     Stored("model.layers.{i}.mlp.experts.{x}.down_proj.weight", ((LAYER + "mlp.experts.down", "m w"),), each="x"),
 )
+# Qwen's one expert that is always on, and the gate on it.
+SHARED_EXPERT = (
+    Stored("model.layers.{i}.mlp.shared_expert.gate_proj.weight", ((LAYER + "mlp.shared.gate", "u m"),)),
+    Stored("model.layers.{i}.mlp.shared_expert.up_proj.weight", ((LAYER + "mlp.shared.up", "u m"),)),
+    Stored("model.layers.{i}.mlp.shared_expert.down_proj.weight", ((LAYER + "mlp.shared.down", "m u"),)),
+    Stored("model.layers.{i}.mlp.shared_expert_gate.weight", ((LAYER + "mlp.shared_gate", "i m"),)),
+)
+# DeepSeek's, stored side by side as one.
+SHARED_EXPERTS = (
+    Stored("model.layers.{i}.mlp.shared_experts.gate_proj.weight", ((LAYER + "mlp.shared.gate", "u m"),)),
+    Stored("model.layers.{i}.mlp.shared_experts.up_proj.weight", ((LAYER + "mlp.shared.up", "u m"),)),
+    Stored("model.layers.{i}.mlp.shared_experts.down_proj.weight", ((LAYER + "mlp.shared.down", "m u"),)),
+)
+_ATTENTION = "model.layers.{i}.self_attn."
+LATENT_ATTENTION = (
+    *linear(_ATTENTION + "q_proj", LAYER + "self.q", "(h q) m", "(h q)"),
+    *linear(_ATTENTION + "q_a_proj", LAYER + "self.q_down", "a m", "a"),
+    *norm(_ATTENTION + "q_a_layernorm", LAYER + "self.q_down_norm", "a"),
+    Stored(_ATTENTION + "q_b_proj.weight", ((LAYER + "self.q_up", "(h q) a"),)),
+    # The latent, then the rotary key that all heads share.
+    Stored(_ATTENTION + "kv_a_proj_with_mqa.weight", ((LAYER + "self.kv_down", "c m"), (LAYER + "self.k_rope", "r m"))),
+    Stored(
+        _ATTENTION + "kv_a_proj_with_mqa.bias",
+        ((LAYER + "self.kv_down.bias", "c"), (LAYER + "self.k_rope.bias", "r")),
+    ),
+    *norm(_ATTENTION + "kv_a_layernorm", LAYER + "self.kv_down_norm", "c"),
+    # Rows by head: the part of its key without position, then its value.
+    Stored(
+        _ATTENTION + "kv_b_proj.weight",
+        ((LAYER + "self.k_up", "h d c"), (LAYER + "self.v_up", "h v c")),
+        axis=1,
+        merge=0,
+    ),
+    *linear(_ATTENTION + "o_proj", LAYER + "self.o", "m (y v)", "m"),
+)
 LLAMA_NORMS = (
     *norm("model.layers.{i}.input_layernorm", LAYER + "pre_attention_norm"),
     *norm("model.layers.{i}.post_attention_layernorm", LAYER + "pre_mlp_norm"),
 )
 LLAMA_LAYOUT = (*EMBED, *LLAMA_ATTENTION, *GATED_MLP, *LLAMA_NORMS, *FINAL_NORM, *HEAD)
+ROTARY_BUFFERS = (r"rotary_emb\.\w*inv_freq$", r"rotary_emb\.(cos|sin)_cached$")
 # A bare model is saved without the prefix; inside a model of images and text it stands one step deeper.
 LLAMA_PREFIXES = (
     (("model.", ""),),

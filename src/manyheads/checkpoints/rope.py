@@ -30,6 +30,7 @@ _PLAIN = ("", "default", "mrope", "none")
 
 def read_rope(fields: Fields, draft: Draft, family: Family, width: int) -> dict[str, Positions]:
     """The rotary embedding of each kind of layer, for heads (or rotary keys) of `width`."""
+    fields.raw("original_context")
     given = fields.object("rope_parameters")
     old = fields.object("rope_scaling")
     # transformers takes rope_scaling, where it says something, over rope_parameters

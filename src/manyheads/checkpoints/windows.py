@@ -21,6 +21,8 @@ def read_kinds(fields: Fields, draft: Draft, family: Family) -> None:
     family's habit (Gemma 2: every other layer; Qwen: from `max_window_layers` on; Mistral: all). A window that is
     null or 0, or switched off by `use_sliding_window`, is none.
     """
+    for field in ("max_window_layers", "window_pattern", "use_window"):
+        fields.raw(field)  # understood, also where a list or a switched-off window leaves them without effect
     draft.window = _window(fields, family)
     draft.chunk = fields.optional_size("chunk", least=0) or 0
     listed = fields.items("layer_types")
@@ -54,6 +56,8 @@ def _by_rule(fields: Fields, draft: Draft, family: Family) -> list[str]:
         return [FULL if (index + 1) % period == 0 else SLIDING for index in range(layers)]
     if habit == "odd":
         return [SLIDING if index % 2 == 0 else FULL for index in range(layers)]
+    if habit == "odd_below":
+        return [SLIDING if index % 2 == 0 and index < first_windowed else FULL for index in range(layers)]
     if habit == "from_layer":
         return [SLIDING if index >= first_windowed else FULL for index in range(layers)]
     return [SLIDING if habit == "all" else FULL] * layers
@@ -84,7 +88,7 @@ def _by_list(fields: Fields, draft: Draft, family: Family, listed: list[Any]) ->
     kinds = []
     for index, value in enumerate(listed):
         kind = _SYNONYMS.get(value, value) if isinstance(value, str) else None
-        if kind not in KINDS or (kind == LINEAR and "linear_attention" not in family.signs):
+        if kind not in KINDS or (kind == LINEAR and not family.linear):
             known = ", ".join(k for k in KINDS if k != LINEAR)
             draft.doubt(f"{key}[{index}]", value, f"kinds that are understood here: {known}")
             return [FULL] * draft.layers

@@ -12,7 +12,28 @@ __all__ = ["MODULES", "family", "names", "recognise"]
 
 # Module: the `model_type` values that its families read.
 MODULES: dict[str, tuple[str, ...]] = {
+    "bloom": ("bloom",),
+    "cohere": ("cohere", "cohere2"),
+    "deepseek": ("deepseek", "deepseek_v2", "deepseek_v3"),
+    "falcon": ("falcon", "RefinedWeb", "RefinedWebModel"),
+    "gemma": ("gemma", "gemma2", "gemma3_text", "gemma3"),
+    "gpt2": ("gpt2",),
+    "gpt_neox": ("gpt_neox",),
+    "gpt_oss": ("gpt_oss",),
+    "gptj": ("gptj",),
+    "granite": ("granite",),
     "llama": ("llama", "code_llama"),
+    "minicpm3": ("minicpm3",),
+    "mistral": ("mistral",),
+    "mixtral": ("mixtral",),
+    "mpt": ("mpt",),
+    "olmo": ("olmo", "olmo2", "olmo3", "olmoe"),
+    "opt": ("opt",),
+    "phi": ("phi",),
+    "phi3": ("phi3",),
+    "qwen2": ("qwen2", "qwen2_moe"),
+    "qwen3": ("qwen3", "qwen3_moe"),
+    "qwen3_next": ("qwen3_next",),
 }
 
 _MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}

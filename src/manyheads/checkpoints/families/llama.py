@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import LLAMA_LAYOUT, LLAMA_PREFIXES
+from manyheads.checkpoints.layouts import LLAMA_LAYOUT, LLAMA_PREFIXES, ROTARY_BUFFERS
 
 __all__ = ["FAMILIES"]
 
@@ -13,7 +13,9 @@ FAMILIES = (
         model_types=("llama", "code_llama"),
         bias_fields=(("attention_bias", "qkvo"),),
         layout=LLAMA_LAYOUT,
-        ignored=(r"rotary_emb\.inv_freq$",),
+        ignored=ROTARY_BUFFERS,
         prefixes=LLAMA_PREFIXES,
+        nested_defaults={"vocab_size": 32000, "d_model": 4096, "mlp_width": 11008, "layers": 32, "heads": 32,
+                         "context": 2048},  # fmt: skip
     ),
 )
