@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.checkpoints.config import ModelConfig, read_config
@@ -152,13 +152,20 @@ def _checkpoint(
     )  # fmt: skip
     if header is None:
         return made
-    from dataclasses import replace
-
+    from manyheads.checkpoints.config import text_part
+    from manyheads.checkpoints.families import named
     from manyheads.checkpoints.verify import check_header
 
-    found = check_header(header.tensors, model, config, source=shown_path(header.path))
+    inner, _ = text_part(config)
+    where, nested = shown_path(header.path), inner is not config
+    both = {**inner, "quantization_config": inner.get("quantization_config", config.get("quantization_config"))}
+    found = check_header(header.tensors, named(model.family), model.stack, source=where, config=both, nested=nested)
+    if found is None:
+        note = "the weights are packed by a quantisation: names and shapes in their header are not checked"
+        return replace(made, stored_bytes=sum(t.nbytes for t in header.tensors.values()), notes=(*made.notes, note))
     return replace(
         made,
+        stack=found.stack,
         weight_dtype=found.weight_dtype or made.weight_dtype,
         parameters_stored=found.parameters,
         stored_bytes=found.stored_bytes,

@@ -8,7 +8,7 @@ from typing import Any
 
 from manyheads.checkpoints.family import Family
 
-__all__ = ["MODULES", "family", "names", "recognise"]
+__all__ = ["MODULES", "family", "named", "names", "recognise"]
 
 # Module: the `model_type` values that its families read.
 MODULES: dict[str, tuple[str, ...]] = {
@@ -56,6 +56,16 @@ def family(model_type: str) -> Family | None:
 # What gives a family away when the model_type does not: keys that only it has. The first row whose keys are all there
 # wins.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+def named(name: str) -> Family:
+    """The family called `name`, as `ModelConfig.family` has it."""
+    found = family(name)
+    if found is not None:
+        return found
+    from manyheads.checkpoints.families.generic import GENERIC
+
+    return GENERIC
 
 
 def recognise(config: Mapping[str, Any]) -> Family:

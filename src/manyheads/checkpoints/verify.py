@@ -1,0 +1,241 @@
+"""A weight file's header held against the model that the configuration describes: every name, every shape, every count."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from manyheads.checkpoints.family import Family
+from manyheads.checkpoints.fields import SPELLINGS
+from manyheads.checkpoints.files import shown
+from manyheads.checkpoints.layout import Expected, expected_tensors
+from manyheads.checkpoints.tensors import TensorInfo
+from manyheads.errors import CheckpointError
+from manyheads.spec.stack import StackSpec
+from manyheads.spec.weights import count, weights
+
+__all__ = ["HeaderCheck", "check_header"]
+
+# Formats of quantisation that keep a tensor's name and shape, beside which scales are stored.
+_SHAPE_KEEPING = ("fp8", "fbgemm_fp8")
+_SCALES = re.compile(r"(_scale_inv|_scale|\.input_scale|\.weight_scale|\.activation_scale)$")
+
+_DTYPES = {
+    "F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16", "F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8",
+    "U8": "int8",
+}  # fmt: skip
+
+# The setting behind each letter of a weight's axes.
+_FIELDS = {
+    "m": "d_model", "h": "heads", "y": "heads", "k": "kv_heads", "q": "head_dim", "v": "v_head_dim", "w": "mlp_width",
+    "l": "vocab_size", "x": "experts", "c": "rank", "r": "mla_rope_dim", "a": "q_rank", "d": "nope_dim",
+    "p": "context", "u": "shared_width",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HeaderCheck:
+    """What the header of a model's weights says, once it agrees with the configuration.
+
+    stack         the model; its head is "none" where the files hold the bare model
+    parameters    parameters stored, each once (a tied head that is stored again counts once, and is told in `notes`)
+    buffers       elements stored that are no parameters
+    stored_bytes  bytes of all tensors
+    weight_dtype  the type of most bytes among the weights
+    """
+
+    stack: StackSpec
+    parameters: int
+    buffers: int
+    stored_bytes: int
+    weight_dtype: str
+    notes: tuple[str, ...]
+
+
+def check_header(
+    tensors: Mapping[str, TensorInfo],
+    family: Family,
+    stack: StackSpec,
+    *,
+    source: str,
+    config: Mapping[str, Any] | None = None,
+    nested: bool = False,
+) -> HeaderCheck | None:
+    """Compare the tensors of a file with what `family` stores for `stack`; None where a quantisation hides the shapes.
+
+    config  names the settings behind a shape in error messages, and says whether the weights are quantised
+    nested  the model is a part of a larger one: tensors that do not begin like its own are left out, with a note
+
+    Raises CheckpointError, one line, for the first tensor whose shape contradicts the configuration (with both shapes
+    and the settings behind the predicted one), for tensors that are missing and for tensors that nothing explains.
+    """
+    settings = config or {}
+    method = _quantisation(settings)
+    if method not in ("", "mxfp4", *_SHAPE_KEEPING):
+        return None
+    expected = expected_tensors(family, stack, most=4 * len(tensors) + 1000)
+    rename = _renaming(family, expected, tensors)
+    wanted = {_renamed(name, rename): item for name, item in expected.items()}
+    aliases = (
+        {_renamed(s.name, rename) for s in family.layout if s.parts[0][0] == "head"} if stack.head == "tied" else set()
+    )
+    found = _matched(tensors, wanted, source, settings)
+    missing = [name for name in wanted if name not in found]
+    if stack.head == "untied" and missing and all(wanted[name].parts[0].part == "head" for name in missing):
+        return _bare(tensors, family, stack, source=source, config=config, nested=nested)
+    extra = _unexplained(tensors, wanted, found, family, stack, aliases)
+    notes = []
+    if nested:
+        begins = tuple({new for _, new in rename} or {"model.", "lm_head."})
+        outside = [name for name in extra if not name.startswith(begins) or not begins[0]]
+        notes.append(f"{len(outside)} tensors outside the text model are left out") if outside else None
+        extra = [name for name in extra if name not in set(outside)]
+    if missing or extra:
+        _refuse(missing, extra, len(tensors), family, source)
+    notes += [
+        f"{name} is stored although the head is tied; it is counted once" for name in sorted(aliases & set(tensors))
+    ]
+    return _summary(tensors, wanted, found, stack, source, notes, method)
+
+
+def _quantisation(config: Mapping[str, Any]) -> str:
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, Mapping):
+        return ""
+    method = quantised.get("quant_method")
+    return method if isinstance(method, str) and method else "unnamed"
+
+
+def _renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+    for old, new in pairs:
+        if name.startswith(old):
+            return new + name[len(old) :]
+    return name
+
+
+def _renaming(
+    family: Family, expected: Mapping[str, Expected], tensors: Mapping[str, TensorInfo]
+) -> tuple[tuple[str, str], ...]:
+    """The way of beginning names, of those that the family knows, under which most tensors are found."""
+    names = list(expected)
+
+    def hits(pairs: tuple[tuple[str, str], ...]) -> int:
+        return sum(_renamed(name, pairs) in tensors for name in names)
+
+    return max(((), *family.prefixes), key=hits)
+
+
+def _matched(
+    tensors: Mapping[str, TensorInfo], wanted: Mapping[str, Expected], source: str, config: Mapping[str, Any]
+) -> dict[str, tuple[TensorInfo, ...]]:
+    """The stored tensors of each wanted one: itself, or the blocks and scales of MXFP4."""
+    found: dict[str, tuple[TensorInfo, ...]] = {}
+    for name, item in wanted.items():
+        stored = tensors.get(name)
+        if stored is None:
+            blocks, scales = tensors.get(f"{name}_blocks"), tensors.get(f"{name}_scales")
+            if blocks is None or scales is None:
+                continue
+            if 2 * blocks.elements != item.elements or 16 * scales.elements != blocks.elements:
+                raise CheckpointError(
+                    f"{source}: {shown(name)} is stored as {blocks.elements} bytes of pairs and {scales.elements} scales; "
+                    f"the configuration predicts {item.elements} elements ({_behind(item, config)})"
+                )
+            found[name] = (blocks, scales)
+            continue
+        if stored.shape != item.shape:
+            raise CheckpointError(
+                f"{source}: tensor {shown(name)} has shape {stored.shape}, the configuration predicts {item.shape} "
+                f"({_behind(item, config)})"
+            )
+        found[name] = (stored,)
+    return found
+
+
+def _behind(item: Expected, config: Mapping[str, Any]) -> str:
+    """The settings that a predicted shape comes from, as the configuration spells them."""
+    said = []
+    for part in item.parts:
+        for axis, length in part.sizes.items():
+            field = _FIELDS.get(axis)
+            if field == "v_head_dim" and "v_head_dim" not in config:
+                field = "head_dim"
+            spellings = SPELLINGS.get(field or "", ())
+            key = next((name for name in spellings if name in config), spellings[0] if spellings else axis)
+            text = f"{key} {length}"
+            if text not in said:
+                said.append(text)
+    return ", ".join(said)
+
+
+def _unexplained(
+    tensors: Mapping[str, TensorInfo],
+    wanted: Mapping[str, Expected],
+    found: Mapping[str, tuple[TensorInfo, ...]],
+    family: Family,
+    stack: StackSpec,
+    aliases: set[str],
+) -> list[str]:
+    used = {tensor.name for stored in found.values() for tensor in stored}
+    ignored = [re.compile(pattern.replace("{layers}", str(stack.layers))) for pattern in family.ignored]
+    extra = []
+    for name, tensor in tensors.items():
+        if name in used or name in wanted or any(pattern.search(name) for pattern in ignored) or _SCALES.search(name):
+            continue
+        if name in aliases and tensor.shape == (stack.vocab_size, stack.main.d_model):
+            continue
+        extra.append(name)
+    return extra
+
+
+def _refuse(missing: list[str], extra: list[str], total: int, family: Family, source: str) -> None:
+    def few(names: list[str]) -> str:
+        return ", ".join(shown(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+
+    said = []
+    if missing:
+        said.append(f"{len(missing)} tensors that the configuration asks for are missing ({few(missing)})")
+    if extra:
+        said.append(f"{len(extra)} of {total} tensors have no place in it ({few(extra)})")
+    raise CheckpointError(f"{source}: not the {family.name} that its configuration describes: {'; '.join(said)}")
+
+
+def _bare(
+    tensors: Mapping[str, TensorInfo],
+    family: Family,
+    stack: StackSpec,
+    *,
+    source: str,
+    config: Mapping[str, Any] | None,
+    nested: bool,
+) -> HeaderCheck | None:
+    """Files of the model without its head, as the base class saves them."""
+    headless = replace(stack, head="none", head_bias=False)
+    made = check_header(tensors, family, headless, source=source, config=config, nested=nested)
+    return made and replace(made, notes=(*made.notes, "the files hold the bare model, without its head"))
+
+
+def _summary(
+    tensors: Mapping[str, TensorInfo],
+    wanted: Mapping[str, Expected],
+    found: Mapping[str, tuple[TensorInfo, ...]],
+    stack: StackSpec,
+    source: str,
+    notes: list[str],
+    method: str,
+) -> HeaderCheck:
+    parameters = sum(wanted[name].elements for name in found if not wanted[name].buffer)
+    buffers = sum(wanted[name].elements for name in found if wanted[name].buffer)
+    derived = count(weights(stack))
+    if parameters != derived:
+        raise CheckpointError(f"{source}: holds {parameters} parameters, {derived} are derived from its configuration")
+    held: Counter[str] = Counter()
+    for stored in found.values():
+        for tensor in stored:
+            held[tensor.dtype] += tensor.nbytes
+    most = held.most_common(1)[0][0] if held else ""
+    dtype = method if method == "mxfp4" and most == "U8" else _DTYPES.get(most, "")
+    return HeaderCheck(stack, parameters, buffers, sum(t.nbytes for t in tensors.values()), dtype, tuple(notes))
