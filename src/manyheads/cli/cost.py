@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["configure", "run"]
 
-DEFAULT_KV_DTYPE = "bf16"
+DEFAULT_DTYPE = "bf16"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--weight-dtype", metavar="TYPE", default="", help="format of the weights (default: the file's)"
     )
     parser.add_argument(
-        "--kv-dtype", metavar="TYPE", default=DEFAULT_KV_DTYPE, help="format of the cache (default bf16)"
+        "--kv-dtype", metavar="TYPE", default=DEFAULT_DTYPE, help="format of the cache (default bf16)"
     )
     parser.add_argument("--hardware", metavar="NAME", default="", help="time the steps on h100, m2, ...; this-machine")
     parser.add_argument("--memory", metavar="SIZE", default="", help="does it fit in 80GB, 24GiB? exit 1 where not")
@@ -74,9 +74,9 @@ def run(options: argparse.Namespace) -> int:
         context=contexts,
         batch=batch,
         source_tokens=source_tokens,
-        weight_dtype=options.weight_dtype or checkpoint.weight_dtype,
+        weight_dtype=options.weight_dtype or checkpoint.weight_dtype or DEFAULT_DTYPE,
         kv_dtype=options.kv_dtype,
-        weight_bytes=0 if options.weight_dtype else checkpoint.weight_bytes,
+        weight_bytes=0 if options.weight_dtype else checkpoint.stored_bytes or 0,
         hardware=machine,
         memory=budget,
         tensor_parallel=ranks,

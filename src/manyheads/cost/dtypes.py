@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.cost.algebra import Number, ceil_div
 from manyheads.errors import SpecError
+from manyheads.record import record
 
 __all__ = ["DTYPES", "DType", "dtype"]
 
 
-@dataclass(frozen=True)
+@record
 class DType:
     """A storage format: `block_bytes` bytes hold `block_elements` elements.
 

@@ -7,19 +7,20 @@ sentence and where the rule comes from: measured here, or modelled from source. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from manyheads.cost.dtypes import DType, dtype
 from manyheads.cost.engine_llama_cpp import llama_cpp_held
 from manyheads.cost.engine_transformers import dynamic_held, expanded_held, static_held
 from manyheads.cost.engine_vllm import full_pages_held, paged_held
+from manyheads.record import record
 from manyheads.spec import check
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["ENGINES", "EngineAnswer", "engine_answers"]
 
 
-@dataclass(frozen=True)
+@record
 class EngineAnswer:
     """What one engine holds.
 
@@ -44,7 +45,7 @@ class EngineAnswer:
 
 _Held = Callable[..., "dict[str, int] | str"]
 
-_MEASURED = "measured on tiny random models of every scheme and on SmolLM2-135M (docs/held-bytes.md)"
+_MEASURED = "measured on tiny random models of every scheme and on SmolLM2-135M, see docs/held-bytes.md"
 
 # name, version, model of what is held, rule, provenance
 ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
@@ -70,10 +71,10 @@ ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
         _MEASURED,
     ),
     (
-        "transformers DynamicCache, MLA before 5",
+        "transformers DynamicCache, MLA expanded",
         "4.57.6",
         expanded_held,
-        "MLA was expanded before it was cached: keys and values of every query head, H(n+r+v) elements a token and layer.",
+        "Older ports expanded MLA before they cached it: keys and values of every query head, H(n+r+v) elements a token and layer.",
         "modelled from source: models/deepseek_v2 and deepseek_v3/modeling_*.py, forward, transformers 4.57.6",
     ),
     (
@@ -87,7 +88,7 @@ ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
         ),
         (
             "modelled from source: v1/core/kv_cache_planning.py, v1/kv_cache_interface.py, "
-            "v1/core/single_type_kv_cache_manager.py, platforms/interface.py of vLLM 0.33.0, default options"
+            "v1/core/single_type_kv_cache_manager.py, platforms/interface.py of vLLM 0.33.0, default options; groups and bytes a block agree with its own planner, run"
         ),
     ),
     (
@@ -98,7 +99,7 @@ ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
             "As vLLM, but in a hybrid every windowed layer is allocated as if it were full; vLLM chooses this itself for "
             "chunked layers, on CPUs and for some KV connectors."
         ),
-        "modelled from source: unify_hybrid_kv_cache_specs in v1/core/kv_cache_planning.py of vLLM 0.33.0",
+        "modelled from source: unify_hybrid_kv_cache_specs in v1/core/kv_cache_planning.py of vLLM 0.33.0; agrees with it, run",
     ),
     (
         "llama.cpp",

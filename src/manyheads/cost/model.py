@@ -6,12 +6,12 @@ Every figure is a sum over layers of `cost.layer` and `cost.formulas`; layers th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from manyheads.cost import formulas, layer
 from manyheads.cost.algebra import Number
 from manyheads.cost.parameters import idle_elements
 from manyheads.cost.workload import Workload
+from manyheads.record import record
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.stack import Block, Mlp, Moe, Stack, StackSpec
 from manyheads.spec.weights import Weight, count, weights
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@record
 class Macs:
     """MACs of one pass, by part. Scores and mix in both conventions: `dense` counts every pair, `exact` the visible."""
 
@@ -171,7 +171,7 @@ def _sum(model: StackSpec, term: Callable[[AttentionSpec], Number]) -> Number:
     return sum(times * term(attention) for attention, times in attentions(model))
 
 
-@dataclass(frozen=True)
+@record
 class CacheBytes:
     """Bytes that a cache must hold at best, all sequences: what grows, what an encoder's memory adds, fixed states."""
 
@@ -247,7 +247,7 @@ def _skipped(weight: Weight, model: StackSpec) -> bool:
     return ".cross." in weight.name and weight.name.rsplit(".cross.")[-1].split(".")[0] in ("k", "v")
 
 
-@dataclass(frozen=True)
+@record
 class Traffic:
     """Bytes that one decode step moves: weights once for the batch, each sequence's cache, what is written."""
 

@@ -10,11 +10,11 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from manyheads.errors import BackendError
+from manyheads.record import record
 
 __all__ = ["MeasuredMachine", "this_machine"]
 
@@ -23,7 +23,7 @@ MATRIX = 1536
 REPEATS = 5
 
 
-@dataclass(frozen=True)
+@record
 class MeasuredMachine:
     """What was measured here; the same figures that `manyheads.facts.hardware` publishes for others."""
 

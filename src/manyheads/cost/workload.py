@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.cost.dtypes import DType, dtype
 from manyheads.errors import SpecError
+from manyheads.record import record
 from manyheads.spec import check
 
 __all__ = ["Workload"]
@@ -13,7 +12,7 @@ __all__ = ["Workload"]
 MOST_TOKENS = 10**12
 
 
-@dataclass(frozen=True)
+@record
 class Workload:
     """A context of so many tokens for each of `batch` sequences, and the storage formats.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from manyheads.record import record
 
 __all__ = ["Column", "Report", "Table"]
 
 
-@dataclass(frozen=True)
+@record
 class Column:
     """A column of a table. `align` is "left" for words or "right" for numbers, which are never broken over lines."""
 
@@ -20,7 +22,7 @@ class Column:
             raise ValueError(f"column {self.name!r} asks for align={self.align!r}; left or right would be valid")
 
 
-@dataclass(frozen=True)
+@record
 class Table:
     """The answer to one question. Every row has one text for each column; a text may hold line breaks."""
 
@@ -37,7 +39,7 @@ class Table:
                 )
 
 
-@dataclass(frozen=True)
+@record
 class Report:
     """Everything a command has to say: `tables` and `notes` for a person, `data` for --json.
 

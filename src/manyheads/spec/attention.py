@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.errors import SpecError
+from manyheads.record import record
 from manyheads.spec import check
 from manyheads.spec.kv import KV, Heads, Latent, State
 from manyheads.spec.masks import Band, Bidirectional, Causal, Chunk, Mask, Window
@@ -14,12 +13,12 @@ from manyheads.spec.positions import Alibi, NoPositions, Positions, RelativeBuck
 __all__ = ["AttentionSpec", "Bias", "Borrowed", "Cross", "Self", "Source"]
 
 
-@dataclass(frozen=True)
+@record
 class Self:
     """Keys and values come from the tokens themselves."""
 
 
-@dataclass(frozen=True)
+@record
 class Cross:
     """Keys and values come from a memory of width `d_memory` (an encoder's output), projected once a memory token."""
 
@@ -29,7 +28,7 @@ class Cross:
         check.size("d_memory", self.d_memory)
 
 
-@dataclass(frozen=True)
+@record
 class Borrowed:
     """Keys and values are those that layer `layer` of the same stack keeps: no k or v weights, no cache of its own."""
 
@@ -42,7 +41,7 @@ class Borrowed:
 Source = Self | Cross | Borrowed
 
 
-@dataclass(frozen=True)
+@record
 class Bias:
     """Which of the four projections add a bias vector. In MLA, q and k/v mean the down-projections."""
 
@@ -68,7 +67,7 @@ class Bias:
         return "".join(name for name in "qkvo" if getattr(self, name))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class AttentionSpec:
     """One attention layer of the family, said in full.
 

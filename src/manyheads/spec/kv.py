@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.errors import SpecError
+from manyheads.record import record
 from manyheads.spec import check
 from manyheads.spec.norms import Norm
 
 __all__ = ["KV", "Heads", "Latent", "State"]
 
 
-@dataclass(frozen=True)
+@record
 class Heads:
     """Keys and values of K heads: multi-head (K = H), grouped-query (1 < K < H) and multi-query attention (K = 1).
 
@@ -28,7 +27,7 @@ class Heads:
         check.size("v_head_dim", self.v_head_dim)
 
 
-@dataclass(frozen=True)
+@record
 class Latent:
     """Multi-head latent attention: one latent vector and one rotary key a token, shared by all heads.
 
@@ -58,7 +57,7 @@ class Latent:
         return self.nope_dim + self.rope_dim
 
 
-@dataclass(frozen=True)
+@record
 class State:
     """Linear attention: a running sum of key features times values, of fixed size, instead of a cache.
 

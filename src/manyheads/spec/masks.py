@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from manyheads.record import record
 from manyheads.spec import check
 
 __all__ = ["Band", "Bidirectional", "Causal", "Chunk", "Mask", "Window"]
 
 
-@dataclass(frozen=True)
+@record
 class Bidirectional:
     """Every query sees every key."""
 
@@ -18,7 +17,7 @@ class Bidirectional:
         return True
 
 
-@dataclass(frozen=True)
+@record
 class Causal:
     """A query sees itself and what came before; with a cache, queries are the last positions (bottom-right)."""
 
@@ -27,7 +26,7 @@ class Causal:
         return key <= query
 
 
-@dataclass(frozen=True)
+@record
 class Window:
     """Causal, and at most `keys` keys, the query's own included (Hugging Face's `sliding_window`)."""
 
@@ -41,7 +40,7 @@ class Window:
         return query - self.keys < key <= query
 
 
-@dataclass(frozen=True)
+@record
 class Band:
     """Two-sided: keys at most `radius` positions away, so 2·radius + 1 of them."""
 
@@ -55,7 +54,7 @@ class Band:
         return abs(query - key) <= self.radius
 
 
-@dataclass(frozen=True)
+@record
 class Chunk:
     """Causal inside blocks of `size` positions, blind to earlier blocks (Llama 4's chunked attention)."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from manyheads.record import record
 from manyheads.spec import check
 
 __all__ = ["Norm", "QKNorm"]
 
 
-@dataclass(frozen=True)
+@record
 class Norm:
     """RMSNorm, y = x / sqrt(mean(x^2) + eps) * g, or LayerNorm, which first takes the mean away.
 
@@ -29,7 +28,7 @@ class Norm:
         check.flag("norm shift", self.shift)
 
 
-@dataclass(frozen=True)
+@record
 class QKNorm:
     """A norm of queries and keys before their product.
 

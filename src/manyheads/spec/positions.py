@@ -5,9 +5,8 @@ Learned and sinusoidal tables that are added to the embeddings belong to the sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.errors import SpecError
+from manyheads.record import record
 from manyheads.spec import check
 
 __all__ = [
@@ -26,17 +25,17 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@record
 class NoPositions:
     """Attention that knows no order (the embeddings may)."""
 
 
-@dataclass(frozen=True)
+@record
 class NoScaling:
     """Rotary angles as in the paper: position · base^(-2i/dim)."""
 
 
-@dataclass(frozen=True)
+@record
 class LinearScaling:
     """Positions divided by `factor` (arXiv 2306.15595)."""
 
@@ -46,7 +45,7 @@ class LinearScaling:
         check.number("rope factor", self.factor)
 
 
-@dataclass(frozen=True)
+@record
 class DynamicScaling:
     """The base grows once a sequence is longer than `original_context` ("dynamic NTK")."""
 
@@ -58,7 +57,7 @@ class DynamicScaling:
         check.size("original_context", self.original_context)
 
 
-@dataclass(frozen=True)
+@record
 class Llama3Scaling:
     """Low frequencies divided by `factor`, high ones kept, a smooth ramp between (Llama 3.1)."""
 
@@ -73,7 +72,7 @@ class Llama3Scaling:
         check.size("original_context", self.original_context)
 
 
-@dataclass(frozen=True)
+@record
 class YarnScaling:
     """YaRN (arXiv 2309.00071): a ramp between kept and divided frequencies, and a factor on the logits.
 
@@ -100,7 +99,7 @@ class YarnScaling:
         check.flag("rope truncate", self.truncate)
 
 
-@dataclass(frozen=True)
+@record
 class LongRopeScaling:
     """LongRoPE (arXiv 2402.13753): one divisor a frequency, a short and a long list, chosen at `original_context`."""
 
@@ -126,7 +125,7 @@ class LongRopeScaling:
 RopeScaling = NoScaling | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
-@dataclass(frozen=True)
+@record
 class Rope:
     """Rotary embedding of the first `dim` elements of queries and keys (arXiv 2104.09864).
 
@@ -152,12 +151,12 @@ class Rope:
             )
 
 
-@dataclass(frozen=True)
+@record
 class Alibi:
     """A bias of -slope_h · distance on the logits, one slope a head (arXiv 2108.12409)."""
 
 
-@dataclass(frozen=True)
+@record
 class RelativeBuckets:
     """T5's learned bias: one value a head and bucket of the distance; the table is the stack's, shared by its layers."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from functools import cached_property
 
 from manyheads.errors import SpecError
+from manyheads.record import record
 from manyheads.spec import check
 from manyheads.spec.attention import AttentionSpec, Borrowed, Cross
 from manyheads.spec.kv import Heads
@@ -29,7 +30,7 @@ NORM_PLACES = (
 )
 
 
-@dataclass(frozen=True)
+@record
 class Mlp:
     """Two matrices, width x d_model and back; `gated` adds a third that multiplies (SwiGLU and its kin)."""
 
@@ -43,7 +44,7 @@ class Mlp:
         check.flag("mlp bias", self.bias)
 
 
-@dataclass(frozen=True)
+@record
 class Moe:
     """A mixture: `experts` MLPs of `width`, of which a router picks `active` a token, beside always-on shared ones.
 
@@ -75,7 +76,7 @@ class Moe:
             raise SpecError("a shared gate needs shared experts: shared_width is 0")
 
 
-@dataclass(frozen=True)
+@record
 class Block:
     """One layer of a model: attentions (self first, then cross; possibly none), an MLP or mixture, and norms.
 
@@ -123,7 +124,7 @@ class Block:
         return next((a for a in self.attentions if isinstance(a.source, Cross)), None)
 
 
-@dataclass(frozen=True)
+@record
 class OtherWeight:
     """A tensor that is neither attention, MLP, norm nor embedding (a convolution in front, a pooler): name and shape."""
 
@@ -139,7 +140,7 @@ class OtherWeight:
         check.flag("buffer", self.buffer)
 
 
-@dataclass(frozen=True)
+@record
 class Stack:
     """Blocks in a row, encoder or decoder, with what stands before the first and after the last.
 
@@ -191,13 +192,13 @@ class Stack:
         if owner.kv != attention.kv:
             raise SpecError(f"layer {index} reads {attention.kv}, but lender {lender} keeps {owner.kv}")
 
-    @property
+    @cached_property
     def groups(self) -> tuple[tuple[Block, int], ...]:
         """Distinct blocks with how often each occurs, in order of first appearance: what sums over layers run over."""
         return tuple(Counter(self.blocks).items())
 
 
-@dataclass(frozen=True)
+@record
 class StackSpec:
     """A whole model: encoder, decoder or both, token embeddings and head.
 

@@ -7,9 +7,9 @@ a family's layout says how each tensor is stored. Names are canonical (`decoder.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
 
+from manyheads.record import record
 from manyheads.spec import check
 from manyheads.spec.attention import AttentionSpec, Borrowed
 from manyheads.spec.kv import Heads, Latent, State
@@ -19,7 +19,7 @@ from manyheads.spec.stack import Block, Mlp, Moe, Stack, StackSpec
 __all__ = ["Weight", "count", "weights"]
 
 
-@dataclass(frozen=True)
+@record
 class Weight:
     """One tensor: its canonical name, the letter of each axis (`manyheads.spec.axes`) and the length of each.
 
