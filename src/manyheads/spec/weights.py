@@ -7,6 +7,7 @@ a family's layout says how each tensor is stored. Names are canonical (`decoder.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from math import prod
 
 from manyheads.record import record
@@ -54,7 +55,13 @@ def weights(spec: AttentionSpec | Mlp | Moe | Block | Stack | StackSpec, d_model
         return tuple(_block(spec, _width(spec, d_model), ""))
     if isinstance(spec, Stack):
         return tuple(_stack(spec, ""))
-    return tuple(_model(spec))
+    return _whole(spec)
+
+
+@lru_cache(maxsize=16)
+def _whole(model: StackSpec) -> tuple[Weight, ...]:
+    """Kept for a few models: a price asks for the same inventory many times, and a mixture's has thousands of tensors."""
+    return tuple(_model(model))
 
 
 def count(items: Iterable[Weight], part: str | None = None, *, buffers: bool = False) -> int:
