@@ -31,6 +31,9 @@ def test_what_follows_from_the_config_is_what_was_published(
     published = entry.published
     for key in ("parameters", "layers", "d_model", "heads", "head_dim", "v_head_dim"):
         assert here[key] == published.get(key, here[key]), key
+    if "parameters_stated" in published:  # papers cut as often as they round: within one unit of the last digit
+        stated = published["parameters_stated"].removesuffix("B")
+        assert abs(here["parameters"] / 1e9 - float(stated)) < 10 ** -len(stated.partition(".")[2])
     if here["scheme"] == "mla":
         assert here["kv_heads"] is None  # one latent for all heads; the published 128 is how the config spells it
     else:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyheads.cli.common import add_json, add_output, emit, nearest
+from manyheads.record import record
 from manyheads.report import Column, Report, Table
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _LEGEND_CACHE = (
 _LEGEND_WINDOW = "* Some layers see a window of tokens: past it the cache grows more slowly, or not at all."
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class _Row:
     """One model as the list shows it. `layer` is its first layer that keeps a cache, else its first."""
 

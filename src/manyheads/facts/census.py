@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+from manyheads.record import record
 
 __all__ = ["CensusEntry", "census", "find", "names", "nearest"]
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class CensusEntry:
     """One published model.
 

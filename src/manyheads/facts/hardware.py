@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from manyheads.errors import SpecError
+from manyheads.record import record
 
 __all__ = ["Hardware", "find_hardware", "hardware"]
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class Hardware:
     """One device.
 
