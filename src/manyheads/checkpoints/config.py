@@ -12,7 +12,7 @@ from typing import Any
 
 from manyheads.checkpoints.draft import Doubt, build_decoder
 from manyheads.checkpoints.families import family as find_family
-from manyheads.checkpoints.families import recognise
+from manyheads.checkpoints.families import MISLEADING, recognise
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
 from manyheads.checkpoints.files import shown
@@ -110,6 +110,8 @@ def _family_of(config: Mapping[str, Any], source: str, notes: list[str]) -> Fami
     found = find_family(model_type)
     if found is not None:
         return found
+    if model_type in MISLEADING:
+        raise CheckpointError(f"{source}: model_type {model_type} is not described: {MISLEADING[model_type]}")
     found = recognise(config)
     named = f"model_type {shown(model_type)} is not known" if model_type else "there is no model_type"
     like = "a plain Llama-like decoder" if found.name == "generic" else f"{found.name} by its fields"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
+    from manyheads.checkpoints.encoders import EncoderDraft
     from manyheads.checkpoints.fields import Fields
 
 __all__ = ["Family", "Stored"]
@@ -19,7 +20,7 @@ class Stored:
 
     name    name in the file; {i} is the layer, {x} the index along `each`
     parts   (canonical name, pattern) each. A pattern is einops': "(h q) m" rearranges the weight's own axes;
-            "(k g) q m -> k (g q) m" first splits them. `two` has length 2.
+            "(k g) q m -> k (g q) m" first splits them; "..." leaves the tensor as it is. `two` has length 2.
     axis    the parts, rearranged, are joined along this axis
     merge   then this axis and the next become one; -1 for none
     each    letter of a leading axis of which every index has a tensor of its own (one file tensor an expert)
@@ -49,7 +50,7 @@ class Family:
     bias               projections that always have a bias; `bias_fields`: a flag and the projections it gives one
     mlp_bias           the MLP's biases, where no field says
     qk_norm            "" | "head" | "each_head" | "full": always there; `qk_norm_field` only where the flag says so
-    positions          "rope" | "alibi" | "learned" | "sinusoidal" | "none"
+    positions          "rope" | "alibi" | "buckets" | "learned" | "sinusoidal" (stored, not learned) | "none"
     position_extra     rows of the position table beyond the context (OPT: 2)
     rope_layout        "halves" | "interleaved"
     windows            which layers a window acts on where no list says: "all" | "odd" (1st, 3rd, ...) | "odd_below" (of
@@ -62,7 +63,12 @@ class Family:
     ignored            regular expressions of stored names that are no weights of the model
     prefixes           other ways that files begin the names, each a tuple of (as the layout writes it, as they do)
     nested_defaults    sizes that transformers' class has, for a `text_config` that holds only what differs from them
-    finish             the one function a family may have, for what no table can say
+    scale              factor on the logits where it is not 1/sqrt(head_dim) (T5: 1); 0 for that
+    optional           canonical names (their beginnings) of tensors beside the stack that a file may leave out
+    task_heads         regular expressions of stored names that belong to a task's head, not to the model
+    endings            other ways that files end the names, each a tuple of (as the layout writes it, as they do)
+    finish             the one function a family may have, for what no table can say; `finish_encoder` where the model
+                       has an encoder
     """
 
     name: str
@@ -98,4 +104,9 @@ class Family:
     ignored: tuple[str, ...] = ()
     prefixes: tuple[tuple[tuple[str, str], ...], ...] = ()
     nested_defaults: Mapping[str, Any] = field(default_factory=dict)
+    scale: float = 0.0
+    optional: tuple[str, ...] = ()
+    task_heads: tuple[str, ...] = ()
+    endings: tuple[tuple[tuple[str, str], ...], ...] = ()
     finish: Callable[[Fields, Draft], None] | None = None
+    finish_encoder: Callable[[Fields, EncoderDraft], None] | None = None

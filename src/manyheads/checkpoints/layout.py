@@ -145,6 +145,9 @@ def arrange(
     shapes = []
     for part, (_, pattern) in zip(parts, stored.parts, strict=True):
         axes = [axis for axis in part.axes.split() if axis != stored.each]
+        if pattern == "...":
+            shapes.append(list(part.shape))
+            continue
         left, arrow, right = pattern.partition("->")
         if arrow:
             _split_axes(left, [part.sizes[axis] for axis in axes], known)

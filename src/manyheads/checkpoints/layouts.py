@@ -23,6 +23,7 @@ __all__ = [
     "linear",
     "norm",
     "rows_by_head",
+    "seq2seq_stack",
 ]
 
 LAYER = "decoder.layers.{i}."
@@ -60,6 +61,24 @@ def rows_by_head(name: str) -> tuple[Stored, ...]:
             merge=0,
         ),
     )
+
+
+def seq2seq_stack(role: str, *, places: str) -> tuple[Stored, ...]:
+    """The layers of an encoder or a decoder as BART, Marian and Whisper name them; norms "pre" or "post"."""
+    name, layer = f"model.{role}.layers.{{i}}.", f"{role}.layers.{{i}}."
+    attentions = [("self_attn", "self")] + ([("encoder_attn", "cross")] if role == "decoder" else [])
+    rows: list[Stored] = []
+    for theirs, ours in attentions:
+        rows += linear(f"{name}{theirs}.q_proj", f"{layer}{ours}.q", "(h q) m", "(h q)")
+        rows += linear(f"{name}{theirs}.k_proj", f"{layer}{ours}.k", "(k q) m", "(k q)")
+        rows += linear(f"{name}{theirs}.v_proj", f"{layer}{ours}.v", "(k v) m", "(k v)")
+        rows += linear(f"{name}{theirs}.out_proj", f"{layer}{ours}.o", "m (y v)", "m")
+        place = "attention" if ours == "self" else "cross"
+        rows += norm(f"{name}{theirs}_layer_norm", f"{layer}{places}_{place}_norm")
+    rows += linear(f"{name}fc1", f"{layer}mlp.up", "w m", "w")
+    rows += linear(f"{name}fc2", f"{layer}mlp.down", "m w", "m")
+    rows += norm(f"{name}final_layer_norm", f"{layer}{places}_mlp_norm")
+    return tuple(rows)
 
 
 EMBED = (Stored("model.embed_tokens.weight", (("tokens", "l m"),)),)

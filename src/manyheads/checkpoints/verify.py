@@ -84,10 +84,17 @@ def check_header(
     )
     found = _matched(tensors, wanted, source, settings)
     missing = [name for name in wanted if name not in found]
-    if stack.head == "untied" and missing and all(wanted[name].parts[0].part == "head" for name in missing):
-        return _bare(tensors, family, stack, source=source, config=config, nested=nested)
+    smaller = _without(stack, [wanted[name].parts[0].name for name in missing], family)
+    if smaller is not None:
+        made = check_header(tensors, family, smaller[0], source=source, config=config, nested=nested)
+        return made and replace(made, notes=(smaller[1], *made.notes))
     extra = _unexplained(tensors, wanted, found, family, stack, aliases)
     notes = []
+    tasks = [name for name in extra if any(re.search(pattern, name) for pattern in family.task_heads)]
+    if tasks:
+        elements = sum(tensors[name].elements for name in tasks)
+        notes.append(f"{elements} parameters in {len(tasks)} tensors are a task's head, not counted ({tasks[0]})")
+        extra = [name for name in extra if name not in set(tasks)]
     if nested:
         begins = tuple({new for _, new in rename} or {"model.", "lm_head."})
         outside = [name for name in extra if not name.startswith(begins) or not begins[0]]
@@ -110,9 +117,14 @@ def _quantisation(config: Mapping[str, Any]) -> str:
 
 
 def _renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """`name` begun as files do, by the first (old, new) pair that fits; pairs that begin with a dot end it instead."""
     for old, new in pairs:
-        if name.startswith(old):
-            return new + name[len(old) :]
+        if old.startswith("."):
+            if name.endswith(old):
+                name = name[: -len(old)] + new
+        elif name.startswith(old):
+            name = new + name[len(old) :]
+            break
     return name
 
 
@@ -125,7 +137,8 @@ def _renaming(
     def hits(pairs: tuple[tuple[str, str], ...]) -> int:
         return sum(_renamed(name, pairs) in tensors for name in names)
 
-    return max(((), *family.prefixes), key=hits)
+    ways = [(*ending, *prefix) for ending in ((), *family.endings) for prefix in ((), *family.prefixes)]
+    return max(ways, key=hits)
 
 
 def _matched(
@@ -203,19 +216,16 @@ def _refuse(missing: list[str], extra: list[str], total: int, family: Family, so
     raise CheckpointError(f"{source}: not the {family.name} that its configuration describes: {'; '.join(said)}")
 
 
-def _bare(
-    tensors: Mapping[str, TensorInfo],
-    family: Family,
-    stack: StackSpec,
-    *,
-    source: str,
-    config: Mapping[str, Any] | None,
-    nested: bool,
-) -> HeaderCheck | None:
-    """Files of the model without its head, as the base class saves them."""
-    headless = replace(stack, head="none", head_bias=False)
-    made = check_header(tensors, family, headless, source=source, config=config, nested=nested)
-    return made and replace(made, notes=(*made.notes, "the files hold the bare model, without its head"))
+def _without(stack: StackSpec, missing: list[str], family: Family) -> tuple[StackSpec, str] | None:
+    """The model without what its files leave out, where all that is missing may be left out; and a note on it."""
+    if not missing:
+        return None
+    if stack.head == "untied" and set(missing) <= {"head", "head.bias"}:
+        return replace(stack, head="none", head_bias=False), "the files hold the bare model, without its head"
+    if family.optional and all(name.startswith(family.optional) for name in missing):
+        kept = tuple(other for other in stack.other if other.name not in missing)
+        return replace(stack, other=kept), f"the files leave out {', '.join(sorted(missing))}"
+    return None
 
 
 def _summary(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from manyheads.checkpoints.family import Family
 
-__all__ = ["MODULES", "family", "named", "names", "recognise"]
+__all__ = ["MISLEADING", "MODULES", "family", "named", "names", "recognise"]
 
 # Module: the `model_type` values that its families read.
 MODULES: dict[str, tuple[str, ...]] = {
+    "bart": ("bart", "marian"),
+    "bert": ("bert", "roberta", "xlm-roberta", "camembert", "distilbert"),
     "bloom": ("bloom",),
     "cohere": ("cohere", "cohere2"),
     "deepseek": ("deepseek", "deepseek_v2", "deepseek_v3"),
@@ -34,6 +37,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "qwen2": ("qwen2", "qwen2_moe"),
     "qwen3": ("qwen3", "qwen3_moe"),
     "qwen3_next": ("qwen3_next",),
+    "t5": ("t5", "mt5"),
+    "whisper": ("whisper",),
 }
 
 _MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
@@ -55,7 +60,25 @@ def family(model_type: str) -> Family | None:
 
 # What gives a family away when the model_type does not: keys that only it has. The first row whose keys are all there
 # wins.
-_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = ()
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("qwen3_next", ("linear_num_key_heads", "linear_num_value_heads", "linear_conv_kernel_dim")),
+    ("deepseek_v2", ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")),
+    ("whisper", ("num_mel_bins", "encoder_layers", "decoder_layers")),
+    ("t5", ("relative_attention_num_buckets", "d_kv", "d_ff", "num_layers")),
+    ("bart", ("encoder_layers", "decoder_layers", "encoder_attention_heads", "d_model")),
+    ("mpt", ("attn_config", "n_heads", "d_model")),
+    ("falcon", ("new_decoder_architecture", "hidden_size")),
+    ("gptj", ("rotary_dim", "n_embd", "n_layer", "n_head")),
+    ("gpt2", ("n_positions", "n_embd", "n_layer", "n_head")),
+    ("bert", ("type_vocab_size", "hidden_size", "intermediate_size")),
+)
+
+# Models whose fields would be read as another kind's, and what is different in them.
+MISLEADING = {
+    "albert": "all its layers share one set of weights",
+    "electra": "its embeddings are narrower than the model",
+    "longcat_flash": "each of its layers has two attentions",
+}
 
 
 def named(name: str) -> Family:
@@ -69,12 +92,14 @@ def named(name: str) -> Family:
 
 
 def recognise(config: Mapping[str, Any]) -> Family:
-    """The family whose telling keys `config` has; the plain Llama-like decoder where none has."""
+    """The family whose telling keys `config` has; the plain Llama-like decoder where none has.
+
+    The defaults of the family's class are not taken over: they belong to its name, and an absent size is an error.
+    """
     for model_type, signs in _SIGNS:
-        if all(config.get(sign) for sign in signs):
-            found = family(model_type)
-            if found is not None:
-                return found
+        found = family(model_type) if all(config.get(sign) for sign in signs) else None
+        if found is not None:
+            return replace(found, defaults={})
     from manyheads.checkpoints.families.generic import GENERIC
 
     return GENERIC

@@ -26,8 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES"]
 
 _LAYOUT = (
-    *EMBED, *LATENT_ATTENTION, *GATED_MLP, *EXPERTS, *SHARED_EXPERTS, *LLAMA_NORMS, *FINAL_NORM, *HEAD,
-)  # fmt: skip
+    *EMBED,
+    *LATENT_ATTENTION,
+    *GATED_MLP,
+    *EXPERTS,
+    # Version 3's correction of the router, a buffer.
+    Stored("model.layers.{i}.mlp.gate.e_score_correction_bias", (("decoder.layers.{i}.mlp.router.bias", "x"),)),
+    *SHARED_EXPERTS,
+    *LLAMA_NORMS,
+    *FINAL_NORM,
+    *HEAD,
+)
 
 
 def _predictors(fields: Fields, draft: Draft) -> None:
@@ -71,12 +80,7 @@ FAMILIES = (
         rope_layout="interleaved",
         latent=True,
         router_bias="buffer",
-        layout=(
-            *_LAYOUT,
-            Stored(
-                "model.layers.{i}.mlp.gate.e_score_correction_bias", (("decoder.layers.{i}.mlp.router.bias", "x"),)
-            ),
-        ),
+        layout=_LAYOUT,
         ignored=(*ROTARY_BUFFERS, r"^model\.layers\.{layers}\."),
         prefixes=LLAMA_PREFIXES,
         finish=_predictors,

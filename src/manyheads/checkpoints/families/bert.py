@@ -1,0 +1,144 @@
+"""BERT, RoBERTa and DistilBERT: encoders with learned positions, biases everywhere, norms after the residual sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from manyheads.checkpoints.family import Family, Stored
+from manyheads.checkpoints.layouts import linear, norm
+from manyheads.spec.stack import OtherWeight
+
+if TYPE_CHECKING:
+    from manyheads.checkpoints.encoders import EncoderDraft
+    from manyheads.checkpoints.fields import Fields
+
+__all__ = ["FAMILIES"]
+
+_LAYER = "encoder.layers.{i}."
+_SIZES = {"encoder_width": ("intermediate_size",), "encoder_layers": ("num_hidden_layers",),
+          "encoder_heads": ("num_attention_heads",)}  # fmt: skip
+
+
+def _bert_layout(root: str) -> tuple[Stored, ...]:
+    layer = root + "encoder.layer.{i}."
+    return (
+        Stored(root + "embeddings.word_embeddings.weight", (("tokens", "l m"),)),
+        Stored(root + "embeddings.position_embeddings.weight", (("encoder.positions", "p m"),)),
+        Stored(root + "embeddings.token_type_embeddings.weight", (("token_types", "o m"),)),
+        *norm(root + "embeddings.LayerNorm", "encoder.embedding_norm"),
+        *linear(layer + "attention.self.query", _LAYER + "self.q", "(h q) m", "(h q)"),
+        *linear(layer + "attention.self.key", _LAYER + "self.k", "(k q) m", "(k q)"),
+        *linear(layer + "attention.self.value", _LAYER + "self.v", "(k v) m", "(k v)"),
+        *linear(layer + "attention.output.dense", _LAYER + "self.o", "m (y v)", "m"),
+        *norm(layer + "attention.output.LayerNorm", _LAYER + "post_attention_norm"),
+        *linear(layer + "intermediate.dense", _LAYER + "mlp.up", "w m", "w"),
+        *linear(layer + "output.dense", _LAYER + "mlp.down", "m w", "m"),
+        *norm(layer + "output.LayerNorm", _LAYER + "post_mlp_norm"),
+        Stored(root + "pooler.dense.weight", (("pooler.weight", "..."),)),
+        Stored(root + "pooler.dense.bias", (("pooler.bias", "..."),)),
+    )
+
+
+def _finish_bert(fields: Fields, draft: EncoderDraft) -> None:
+    """Segments and the pooler stand beside the stack; three settings would make it another kind of model."""
+    draft.token_types = fields.size("type_vocab_size", 2)
+    draft.other = (OtherWeight("pooler.weight", (draft.d_model, draft.d_model)), OtherWeight("pooler.bias", (draft.d_model,)))
+    kind = fields.word("position_embedding_type", "absolute")
+    if kind not in ("", "absolute"):
+        draft.doubt("position_embedding_type", kind, "positions other than absolute ones act inside attention")
+    for flag in ("is_decoder", "add_cross_attention"):
+        if fields.flag(flag):
+            draft.doubt(flag, "true", "only the encoder is described")
+
+
+def _finish_distilbert(fields: Fields, draft: EncoderDraft) -> None:
+    """Sinusoidal positions are stored like learned ones: the flag changes nothing that is counted."""
+    fields.flag("sinusoidal_pos_embds")
+
+
+_DISTIL = "distilbert.transformer.layer.{i}."
+_GAMMA = (((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta")),)
+
+FAMILIES = (
+    Family(
+        name="bert",
+        model_types=("bert",),
+        stack="encoder",
+        spellings=_SIZES,
+        defaults={"context": 512, "norm_eps": 1e-12},
+        norm="layer",
+        shift=True,
+        norm_places=("post_attention", "post_mlp"),
+        final_norm=False,
+        embedding_norm=True,
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="learned",
+        layout=_bert_layout("bert."),
+        ignored=(r"embeddings\.position_ids$", r"embeddings\.token_type_ids$"),
+        prefixes=((("bert.", ""),),),
+        endings=_GAMMA,
+        optional=("pooler.",),
+        task_heads=(r"^cls\.", r"^classifier\.", r"^qa_outputs\."),
+        finish_encoder=_finish_bert,
+    ),
+    Family(
+        name="roberta",
+        model_types=("roberta", "xlm-roberta", "camembert"),
+        stack="encoder",
+        spellings=_SIZES,
+        defaults={"context": 512, "norm_eps": 1e-12},
+        norm="layer",
+        shift=True,
+        norm_places=("post_attention", "post_mlp"),
+        final_norm=False,
+        embedding_norm=True,
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="learned",
+        layout=_bert_layout("roberta."),
+        ignored=(r"embeddings\.position_ids$", r"embeddings\.token_type_ids$"),
+        prefixes=((("roberta.", ""),),),
+        optional=("pooler.",),
+        task_heads=(r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."),
+        finish_encoder=_finish_bert,
+    ),
+    Family(
+        name="distilbert",
+        model_types=("distilbert",),
+        stack="encoder",
+        spellings={
+            "encoder_width": ("hidden_dim",), "encoder_layers": ("n_layers",), "encoder_heads": ("n_heads",),
+            "d_model": ("dim",),
+        },  # fmt: skip
+        defaults={"context": 512, "norm_eps": 1e-12},
+        norm="layer",
+        shift=True,
+        norm_places=("post_attention", "post_mlp"),
+        final_norm=False,
+        embedding_norm=True,
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="learned",
+        layout=(
+            Stored("distilbert.embeddings.word_embeddings.weight", (("tokens", "l m"),)),
+            Stored("distilbert.embeddings.position_embeddings.weight", (("encoder.positions", "p m"),)),
+            *norm("distilbert.embeddings.LayerNorm", "encoder.embedding_norm"),
+            *linear(_DISTIL + "attention.q_lin", _LAYER + "self.q", "(h q) m", "(h q)"),
+            *linear(_DISTIL + "attention.k_lin", _LAYER + "self.k", "(k q) m", "(k q)"),
+            *linear(_DISTIL + "attention.v_lin", _LAYER + "self.v", "(k v) m", "(k v)"),
+            *linear(_DISTIL + "attention.out_lin", _LAYER + "self.o", "m (y v)", "m"),
+            *norm(_DISTIL + "sa_layer_norm", _LAYER + "post_attention_norm"),
+            *linear(_DISTIL + "ffn.lin1", _LAYER + "mlp.up", "w m", "w"),
+            *linear(_DISTIL + "ffn.lin2", _LAYER + "mlp.down", "m w", "m"),
+            *norm(_DISTIL + "output_layer_norm", _LAYER + "post_mlp_norm"),
+        ),
+        ignored=(r"embeddings\.position_ids$",),
+        prefixes=((("distilbert.", ""),),),
+        task_heads=(r"^vocab_", r"^pre_classifier\.", r"^classifier\.", r"^qa_outputs\."),
+        finish_encoder=_finish_distilbert,
+    ),
+)
