@@ -228,17 +228,18 @@ def _record(row: _Row) -> Report:
 
 
 def _layers_table(row: _Row) -> Table:
+    """Layers whose attention is the same in one row, whatever their MLPs are."""
+    from manyheads.spec import Cross
     from manyheads.spec.text import to_text
 
-    rows = []
+    times: dict[tuple[str, str], int] = {}
     for stack in row.stack.stacks:
-        for block, times in stack.groups:
-            rows += [(f"{times} x", stack.role, to_text(attention)) for attention in block.attentions]
-    return Table(
-        "What is its attention?",
-        (Column("layers"), Column("of the"), Column("each")),
-        tuple(dict.fromkeys(rows)),
-    )
+        for block, count in stack.groups:
+            for attention in block.attentions:
+                key = ("cross" if isinstance(attention.source, Cross) else stack.role, to_text(attention))
+                times[key] = times.get(key, 0) + count
+    rows = tuple((f"{count} x", place, text) for (place, text), count in times.items())
+    return Table("What is its attention?", (Column("layers"), Column("where"), Column("each")), rows)
 
 
 def _published_table(row: _Row) -> Table:
