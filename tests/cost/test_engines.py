@@ -59,7 +59,7 @@ def answers(stack: StackSpec, context: int, **more):
 
 
 def test_deepseek_v3_latent_and_expanded() -> None:
-    # 61 x 576 x 2 and 61 x 128 x (192 + 128) x 2: case O79, conformance section 6
+    # case O79 and conformance section 6: 61 layers of 576 elements, or of 128 heads of 192 + 128
     held = answers(DEEPSEEK_V3, 256)
     assert {name: answer.bytes / 256 for name, answer in held.items()} == {
         DYNAMIC: 70_272, STATIC: 70_272, EXPANDED: 4_997_120, VLLM: 70_272, VLLM_FULL: 70_272, LLAMA_CPP: 70_272,
@@ -74,18 +74,18 @@ def test_expansion_is_a_question_for_mla_only() -> None:
 
 
 def test_windowed_layers_count_at_length_one() -> None:
-    # case O75: 36,864 where the 18 windowed layers were left out
+    # case O75: half of it where the 18 windowed layers were left out
     held = answers(GPT_OSS_120B, 1)
     assert held[DYNAMIC].bytes == held[STATIC].bytes == 73_728
     assert held[DYNAMIC].details["windowed_bytes"] == 36_864
 
 
 def test_gemma_3_1b_at_32768() -> None:
-    # case O76: 22 x 512 + 4 x 32,768 tokens x 1,024 B, 832 MiB where windows are ignored
+    # case O76, which says 832 MiB where windows are ignored; a token takes 1,024 B a layer
     held = answers(GEMMA_3_1B, 32_768)
     assert held[STATIC].bytes == 139 * MIB
     assert held[DYNAMIC].bytes == 832 * MIB
-    # after a step W-1 past keys and the new one stay in storage: 22 x 512 tokens, and 4 x 32,769
+    # after a step a window's storage holds its past keys and the new one, its tensors the past keys alone
     assert held[DYNAMIC].details["storage_step_bytes"] == 139 * MIB + 4 * 1024
     assert held[DYNAMIC].details["logical_step_bytes"] == 139 * MIB + 4 * 1024 - 22 * 1024
     # a window of 512 gives back 32,256 tokens, a whole number of blocks: 6 groups of 4 windowed layers, two of them empty
@@ -105,7 +105,7 @@ def test_a_window_ends_growth() -> None:
 
 
 def test_block_formats_are_counted_in_blocks() -> None:
-    # case O78: 34/32 B an element, 131,072 B a token in 16 bits
+    # case O78: an element of q8_0 takes 34/32 bytes; in 16 bits the token takes 131,072
     held = answers(LLAMA_3_8B, 4096, kv_dtype="q8_0")
     assert held[LLAMA_CPP].bytes == 4096 * 69_632
     assert answers(LLAMA_3_8B, 4096, kv_dtype="f16")[LLAMA_CPP].bytes == 4096 * 131_072
@@ -136,7 +136,7 @@ def test_borrowing_and_linear_layers_do_not_grow() -> None:
 
 
 def test_state_of_qwen3_next() -> None:
-    # taps: (16 + 16 + 32) x 128 = 8,192 channels; state: 32 x 128 x 128 elements
+    # channels of the taps, and elements of the state
     taps, state = 8192, 32 * 128 * 128
     held = answers(QWEN3_NEXT, 1024)
     assert held[DYNAMIC].details["state_bytes"] == 36 * (4 * taps * 2 + state * 4)

@@ -92,11 +92,11 @@ ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
         ),
     ),
     (
-        "vLLM --disable-hybrid-kv-cache-manager",
+        "vLLM without its hybrid cache manager",
         "0.33.0",
         full_pages_held,
         (
-            "As vLLM, but in a hybrid every windowed layer is allocated as if it were full; vLLM chooses this itself for "
+            "With --disable-hybrid-kv-cache-manager every windowed layer of a hybrid is allocated as if it were full; vLLM chooses this itself for "
             "chunked layers, on CPUs and for some KV connectors."
         ),
         "modelled from source: unify_hybrid_kv_cache_specs in v1/core/kv_cache_planning.py of vLLM 0.33.0; agrees with it, run",
