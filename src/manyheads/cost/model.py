@@ -5,7 +5,7 @@ Every figure is a sum over layers of `cost.layer` and `cost.formulas`; layers th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 from manyheads.cost import formulas, layer
 from manyheads.cost.algebra import Number
@@ -160,11 +160,13 @@ def decode_core_macs(model: StackSpec, load: Workload) -> Number:
     return decode_macs(model, load).core_exact
 
 
-def attentions(model: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
-    """Every attention of the generating stack with how often it occurs."""
+def attentions(model: StackSpec) -> Iterable[tuple[AttentionSpec, int]]:
+    """The distinct attentions of the generating stack, each with how often it occurs."""
+    found: dict[AttentionSpec, int] = {}
     for block, times in model.main.groups:
         for attention in block.attentions:
-            yield attention, times
+            found[attention] = found.get(attention, 0) + times
+    return found.items()
 
 
 def _sum(model: StackSpec, term: Callable[[AttentionSpec], Number]) -> Number:

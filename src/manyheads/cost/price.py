@@ -82,7 +82,12 @@ def price(
         data["what_if"].append(item | {"what_if": []})
     from manyheads.cost.tables import tables
 
-    return Report(title=f"{name}: {data['layers']} layers of {data['spec']}", tables=tables(data), data=data)
+    return Report(title=_title(data), tables=tables(data), data=data, notes=tuple(notes))
+
+
+def _title(data: Mapping[str, Any]) -> str:
+    uniform = len(data["layer_specs"]) == 1
+    return f"{data['model']}: {data['layers']} layers" + (f" of {data['spec']}" if uniform else "")
 
 
 def default_context(stack: StackSpec) -> int:

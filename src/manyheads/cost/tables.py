@@ -117,20 +117,26 @@ def _contexts(data: Data) -> Table:
 
 
 def _engines(data: Data) -> Table:
-    ideal = data["kv_cache"]["bytes"]
-    rows: list[tuple[str, ...]] = [("ideal", units.gib(ideal), units.exact(ideal), "1.00")]
+    """Every engine's bytes; its rule where it holds more than the ideal, or less certain than measured."""
+    ideal, plain = data["kv_cache"]["bytes"], []
+    rows: list[tuple[str, ...]] = [("ideal", *reversed(_both(ideal)), "1.00", "derived")]
     notes = []
     for engine in data["engines"]:
         if not engine["applies"]:
             continue
-        held = engine["bytes"]
-        rows.append(
-            (f"{engine['engine']} {engine['version']}", *reversed(_both(held)), f"{held / ideal:.2f}" if ideal else "")
+        name, held = f"{engine['engine']} {engine['version']}", engine["bytes"]
+        source = engine["provenance"].split(" ")[0]
+        rows.append((name, *reversed(_both(held)), f"{held / ideal:.2f}" if ideal else "", source))
+        if held == ideal:
+            plain.append(engine["engine"])
+        else:
+            notes.append(f"{name}: {engine['rule']}")
+    if plain:
+        notes.append(
+            f"no more than the ideal here: {', '.join(plain)}. Every engine's rule and source: docs/engines.md, --json"
         )
-        notes.append(f"{engine['engine']} {engine['version']} ({engine['provenance']}): {engine['rule']}")
-    return Table(
-        "What do engines really hold?", _columns("engine", "rounded", "bytes", "x ideal"), tuple(rows), tuple(notes)
-    )
+    columns = (*_columns("engine", "rounded", "bytes", "x ideal"), Column("figure"))
+    return Table("What do engines really hold?", columns, tuple(rows), tuple(notes))
 
 
 def _steps(data: Data) -> Table:
@@ -235,7 +241,9 @@ def _memory(data: Data) -> Table:
     notes = [f"{verdict}; left out: {own['leaves_out']}"]
     if own["change"]:
         notes.append(f"the one change that would make it fit: {own['change']}")
-    return Table("Does it fit?", _columns("memory", "bytes", "rounded"), rows, tuple(notes))
+    ranks = data["tensor_parallel"]["ranks"] if "tensor_parallel" in data else 1
+    question = "Does it fit?" if ranks == 1 else f"Does one of {ranks} ranks fit?"
+    return Table(question, _columns("memory", "bytes", "rounded"), rows, tuple(notes))
 
 
 def _what_if(data: Data) -> Table:

@@ -41,9 +41,12 @@ def count(n: int, noun: str = "") -> str:
 
 
 def tokens(n: int) -> str:
-    """`131,072 (128k)`: tokens exactly, with the name in powers of two where it is a whole one (k 1,024, M 1,048,576)."""
+    """`131,072 (128k)`: tokens exactly, with the name in powers of two that people use (k 1,024, M 1,048,576).
+
+    Not every multiple of 1,024 is meant as one: 128,000 = 125 x 1,024 is a round decimal number and shown alone.
+    """
     for size, letter in ((1 << 20, "M"), (1 << 10, "k")):
-        if n and n % size == 0:
+        if n and n % size == 0 and n % 1_000:
             return f"{n:,} ({n // size:,}{letter})"
     return f"{n:,}"
 
