@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from manyheads.cost.algebra import Number, ceil_div
 from manyheads.errors import SpecError
+from manyheads.facts.ggml_types import GGML_BLOCKS
 from manyheads.record import record
 
 __all__ = ["DTYPES", "DType", "dtype"]
@@ -33,9 +34,8 @@ class DType:
         return str(self.block_bytes) if self.block_elements == 1 else f"{self.block_bytes}/{self.block_elements}"
 
 
-# name: (elements a block, bytes a block, arithmetic). The block formats follow ggml's structs: q8_0 is 32 int8 and one
-# fp16 scale; the k-quants pack 256 elements.
-_TABLE = {
+# name: (elements a block, bytes a block, arithmetic)
+_PLAIN = {
     "fp64": (1, 8, "fp64"),
     "fp32": (1, 4, "fp32"),
     "bf16": (1, 2, "bf16"),
@@ -43,19 +43,15 @@ _TABLE = {
     "fp8": (1, 1, "fp8"),
     "int8": (1, 1, "int8"),
     "int4": (2, 1, "int4"),
-    "mxfp4": (32, 17, "int4"),
-    "nvfp4": (16, 9, "int4"),
-    "q8_0": (32, 34, "int8"),
-    "q5_1": (32, 24, "int8"),
-    "q5_0": (32, 22, "int8"),
-    "q4_1": (32, 20, "int8"),
-    "q4_0": (32, 18, "int8"),
-    "q6_k": (256, 210, "int8"),
-    "q5_k": (256, 176, "int8"),
-    "q4_k": (256, 144, "int8"),
-    "q3_k": (256, 110, "int8"),
-    "q2_k": (256, 84, "int8"),
 }
+
+# The block formats of ggml: 32 to 256 elements with their scales, widened before they are multiplied.
+_BLOCKS = {
+    name.lower(): (elements, size, "int4" if name in ("MXFP4", "NVFP4") else "int8")
+    for name, (elements, size) in GGML_BLOCKS.items()
+    if elements > 1
+}
+_TABLE = _PLAIN | _BLOCKS
 
 _ALIASES = {
     "float64": "fp64",

@@ -1,4 +1,4 @@
-"""The closed forms of facts.md section 4 on bare sizes, one function a formula.
+"""The closed forms of attention's cost on bare sizes, one function a formula [facts: F6, F10, F12, F31, F43].
 
 Symbols: m d_model, e width of the source of keys and values (= m in self-attention), H query heads, K key/value heads,
 q and v sizes of a query/key and a value head, n and r the parts of an MLA key without and with position, c and a its

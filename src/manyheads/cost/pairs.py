@@ -1,4 +1,4 @@
-"""P, the visible (query, key) pairs of a mask: T_q new queries at the end of T_k keys (facts, section 4.1).
+"""P, the visible (query, key) pairs of a mask: T_q new queries at the end of T_k keys [facts: F1, F2, F3, F5].
 
 Each formula was proved by counting what `Mask.visible` allows. `dense_pairs` is what a kernel that skips nothing
 computes, and what the literature on model-FLOPs utilisation counts.
@@ -62,7 +62,7 @@ def visible_pairs(mask: Mask, queries: Number, keys: Number) -> Number:
 
 
 def keys_held(mask: Mask, tokens: Number) -> Number:
-    """Tokens whose keys and values a cache must hold after `tokens` tokens: min(S, W) under a window (facts, 4.5).
+    """Tokens whose keys and values a cache must hold after `tokens` tokens: min(S, W) under a window [facts: F49].
 
     A chunk is held until it is full. Two-sided masks read all tokens at once and keep nothing.
     """

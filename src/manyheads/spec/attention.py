@@ -87,7 +87,7 @@ class AttentionSpec:
     output_gate    a gate, d_model wide, on the heads' outputs (Qwen3-Next)
 
     Sizes are checked where they meet; the message of a SpecError holds both numbers. Source: arXiv 1706.03762,
-    section 3.2; facts: A14, A19.
+    section 3.2 [facts: A14, A19].
     """
 
     d_model: int
@@ -314,7 +314,7 @@ def even_head_dim(d_model: int, num_heads: int) -> int:
 
 
 def nearest(d_model: int, num_heads: int) -> str:
-    """The head counts on either side of `num_heads` that divide `d_model`, for a message."""
-    below = next(n for n in range(min(num_heads, d_model), 0, -1) if d_model % n == 0)
-    above = next((n for n in range(num_heads, min(d_model, num_heads + 4096) + 1) if d_model % n == 0), None)
-    return f"{below} heads" if above is None or above == below else f"{below} or {above} heads"
+    """The head counts on either side of `num_heads` that divide `d_model`, for a message; looks 4,096 steps each way."""
+    below = next((n for n in range(num_heads, max(num_heads - 4096, 0), -1) if d_model % n == 0), 1)
+    above = next((n for n in range(num_heads, min(d_model, num_heads + 4096) + 1) if d_model % n == 0), below)
+    return f"{below} heads" if above == below else f"{below} or {above} heads"
