@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import time
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,13 @@ def test_heads_that_do_not_divide_the_width(d_model: int, num_heads: int) -> Non
 
 def test_head_counts_that_would_divide_are_named() -> None:
     assert "4 or 8 heads" in complaint(AttentionSpec.mha, 512, 6)
+
+
+def test_head_counts_are_looked_for_only_nearby() -> None:
+    started = time.process_time()
+    assert "1 heads" in complaint(AttentionSpec.mha, 2**40 - 87, 10**9)  # a prime width: a full search takes minutes
+    assert "give head_dim" in complaint(AttentionSpec.mha, 3, 10**9)
+    assert time.process_time() - started < 5
 
 
 def test_an_explicit_head_dim_lifts_divisibility() -> None:

@@ -51,7 +51,7 @@ _SCALINGS: dict[str, type[RopeScaling]] = {
     "longrope": LongRopeScaling,
 }
 _MASKS = ("causal", "bidirectional", "window", "band", "chunk")
-_HEADS = re.compile(r"([0-9]{1,15})(?:/([0-9]{1,15}))?(?:x([0-9]{1,15})(?:\+([0-9]{1,15}))?)?")
+_HEADS = re.compile(r"([0-9]{1,40})(?:/([0-9]{1,40}))?(?:x([0-9]{1,40})(?:\+([0-9]{1,40}))?)?")
 
 
 class _Options:
