@@ -317,4 +317,4 @@ def nearest(d_model: int, num_heads: int) -> str:
     """The head counts on either side of `num_heads` that divide `d_model`, for a message; looks 4,096 steps each way."""
     below = next((n for n in range(num_heads, max(num_heads - 4096, 0), -1) if d_model % n == 0), 1)
     above = next((n for n in range(num_heads, min(d_model, num_heads + 4096) + 1) if d_model % n == 0), below)
-    return f"{below} heads" if above == below else f"{below} or {above} heads"
+    return f"{below} head{'s' if below > 1 else ''}" if above == below else f"{below} or {above} heads"
