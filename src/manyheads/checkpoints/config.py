@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.checkpoints.draft import Doubt, build_decoder
-from manyheads.checkpoints.families import family as find_family
 from manyheads.checkpoints.families import MISLEADING, recognise
+from manyheads.checkpoints.families import family as find_family
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
 from manyheads.checkpoints.files import shown

@@ -247,5 +247,5 @@ def _summary(
         for tensor in stored:
             held[tensor.dtype] += tensor.nbytes
     most = held.most_common(1)[0][0] if held else ""
-    dtype = method if method == "mxfp4" and most == "U8" else _DTYPES.get(most, "")
+    dtype = method if method == "mxfp4" and most == "U8" else _DTYPES.get(most, most.lower())
     return HeaderCheck(stack, parameters, buffers, sum(t.nbytes for t in tensors.values()), dtype, tuple(notes))

@@ -1,0 +1,224 @@
+"""A GGUF file as a model: its metadata turned into a configuration, its tensors held against what that describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from manyheads.checkpoints.config import read_config
+from manyheads.checkpoints.families import named
+from manyheads.checkpoints.files import shown, shown_path
+from manyheads.checkpoints.gguf_header import GGUFHeader, read_gguf
+from manyheads.checkpoints.gguf_layouts import gguf_layout
+from manyheads.checkpoints.reading import Checkpoint
+from manyheads.checkpoints.telltale import is_inert, is_telltale
+from manyheads.checkpoints.verify import check_header
+from manyheads.errors import CheckpointError
+
+__all__ = ["ARCHITECTURES", "gguf_to_config", "open_gguf"]
+
+# general.architecture: the model_type that reads its configuration.
+ARCHITECTURES: Mapping[str, str] = {
+    "bloom": "bloom", "cohere2": "cohere2", "command-r": "cohere", "deepseek": "deepseek", "deepseek2": "deepseek_v2",
+    "falcon": "falcon", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss",
+    "gpt2": "gpt2", "gptneox": "gpt_neox", "granite": "granite", "llama": "llama", "olmo": "olmo", "olmo2": "olmo2",
+    "olmoe": "olmoe", "phi2": "phi", "phi3": "phi3", "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+}  # fmt: skip
+
+# Key below the architecture's own prefix: the setting it is. What is not here changes neither shapes nor attention,
+# or is refused by its name.
+_KEYS = {
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.layer_norm_epsilon": "layer_norm_eps",
+    "rope.freq_base": "rope_theta", "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size", "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    "attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "leading_dense_block_count": "first_k_dense_replace", "attention.scale": "attention_multiplier",
+    "use_parallel_residual": "use_parallel_residual", "logit_scale": "logit_scale",
+}  # fmt: skip
+_UNDERSTOOD = (
+    "attention.value_length", "attention.key_length_mla", "attention.value_length_mla", "attention.causal",
+    "expert_shared_count", "attention.sliding_window_pattern", "rope.dimension_count", "attention.clamp_kqv",
+    "attention.max_alibi_bias", "attention.temperature_scale", "attention.key_length_swa", "attention.value_length_swa",
+)  # fmt: skip
+
+
+@dataclass
+class _File:
+    """A GGUF file on the way to a configuration: what it amounts to so far, its own metadata, its tensors' shapes."""
+
+    config: dict[str, Any]
+    own: Mapping[str, object]
+    names: Mapping[str, tuple[int, ...]]
+
+
+def open_gguf(path: str | os.PathLike[str], *, assume: str = "") -> Checkpoint:
+    """Read the GGUF file `path` as a model: parameters and bytes come from its header, tensor by tensor.
+
+    Raises CheckpointError, one line: for what `read_gguf` refuses, an architecture that is not described, metadata that
+    is absent or contradicts itself, and tensors that are not those of the model that the metadata describes.
+    """
+    header = read_gguf(path)
+    where = shown_path(path)
+    config = gguf_to_config(header)
+    model = read_config(config, source=where, assume=assume)
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    architecture = str(header.metadata["general.architecture"])
+    family = replace(
+        named(model.family), layout=gguf_layout(architecture, tensors), prefixes=(), endings=(), task_heads=(),
+        ignored=(r"^rope_freqs\.weight$", r"^rope_factors_(long|short)\.weight$"),
+    )  # fmt: skip
+    found = check_header(tensors, family, model.stack, source=where, config=config)
+    if found is None:
+        raise AssertionError("a configuration made here names no quantisation")
+    notes = list(model.notes)
+    if any(name.startswith("rope_f") for name in tensors):
+        notes.append("rotary frequencies are scaled by a table in the file, which is not read")
+    name = os.path.splitext(os.path.basename(os.fspath(path)))[0]
+    return Checkpoint(
+        found.stack, name, os.fspath(path), model.family, found.weight_dtype, found.parameters, found.stored_bytes, config=config,
+        notes=(*notes, *found.notes), unknown_keys=model.unknown_keys,
+    )  # fmt: skip
+
+
+def gguf_to_config(header: GGUFHeader) -> dict[str, Any]:
+    """The configuration, spelled as Hugging Face does, that the metadata and tensors of a GGUF file amount to."""
+    where, metadata = shown_path(header.path), header.metadata
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise CheckpointError(f"{where}: GGUF architecture {shown(architecture)} is not described; known: {known}")
+    parts = metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
+        raise CheckpointError(f"{where}: one of {parts} parts of a split GGUF file; expected a whole one")
+    names = {tensor.name: tensor.shape for tensor in header.tensors}
+    if not names:
+        raise CheckpointError(f"{where}: holds no tensors (a vocabulary alone?); expected a model")
+    own = {key[len(architecture) + 1 :]: value for key, value in metadata.items() if key.startswith(architecture + ".")}
+    config: dict[str, Any] = {"model_type": ARCHITECTURES[architecture]}
+    for key, value in own.items():
+        if key in _KEYS:
+            config[_KEYS[key]] = _single(value, f"{architecture}.{key}", where)
+        elif is_telltale(key.replace(".", "_")) and not is_inert(value) and key not in _UNDERSTOOD:
+            config[f"{architecture}.{key}"] = value  # the reader of configurations refuses it by this name
+    _shapes(config, names, where)
+    _rotation(config, own)
+    own_function = _OWN.get(architecture)
+    if own_function is not None:
+        own_function(_File(config, own, names))
+    return config
+
+
+def _single(value: object, key: str, where: str) -> object:
+    """One value for all layers: a list of equal ones counts as one."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")  # float32 in the file: 1e-05 and not 9.999999747378752e-06
+    if not isinstance(value, tuple):
+        return value
+    if len(set(value)) != 1:
+        raise CheckpointError(f"{where}: {key} differs by layer ({shown(value)}), which is not described")
+    return value[0]
+
+
+def _shapes(config: dict[str, Any], names: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """What tensors alone say: the vocabulary, whether the head is tied, which biases and norms there are."""
+    table = names.get("token_embd.weight")
+    if table is None or len(table) != 2:
+        raise CheckpointError(f"{where}: no token_embd.weight of two axes; found {shown(table)}")
+    config["vocab_size"] = table[0]
+    config["tie_word_embeddings"] = "output.weight" not in names
+    config["attention_bias"] = "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names
+    if config["model_type"] in ("cohere", "phi"):
+        key = "use_qk_norm" if config["model_type"] == "cohere" else "qk_layernorm"
+        config[key] = "blk.0.attn_q_norm.weight" in names
+
+
+def _rotation(config: dict[str, Any], own: Mapping[str, object]) -> None:
+    """Rotary width and scaling; the table that llama3 and longrope scale by is a tensor, and not in the header."""
+    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if config.get("head_dim") is None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        config.pop("head_dim", None)
+        if width % heads == 0:
+            config["head_dim"] = width // heads
+    rotary = own.get("rope.dimension_count")
+    if isinstance(rotary, int) and rotary != config.get("head_dim"):
+        config["rotary_dim"] = rotary
+    kind = own.get("rope.scaling.type")
+    if kind in ("linear", "yarn"):
+        scaling = {
+            "rope_type": kind,
+            "factor": own.get("rope.scaling.factor"),
+            "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
+        }
+        config["rope_scaling"] = {key: value for key, value in scaling.items() if value is not None}
+
+
+def _llama(file: _File) -> None:
+    """Mixtral is a llama with experts here."""
+    if file.config.get("num_experts"):
+        file.config["model_type"] = "mixtral"
+        file.config.pop("moe_intermediate_size", None)
+    file.config["mlp_bias"] = "blk.0.ffn_up.bias" in file.names
+
+
+def _qwen(file: _File) -> None:
+    """Qwen's biases are the family's; a window is switched on by its presence."""
+    file.config.pop("attention_bias") if file.config["model_type"].startswith("qwen2") else None
+    file.config["use_sliding_window"] = bool(file.config.get("sliding_window"))
+
+
+def _gemma(file: _File) -> None:
+    """The score's scale is not written: llama.cpp takes d_model/heads for the 27B models, which it knows by depth."""
+    largest = {"gemma2": 46, "gemma3_text": 62}.get(file.config["model_type"])
+    width, heads, layers = (file.config.get(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    if largest is not None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        file.config["query_pre_attn_scalar"] = width / heads if layers == largest else file.config.get("head_dim")
+
+
+def _falcon(file: _File) -> None:
+    """Which decoder it is shows in its norms and its key/value heads."""
+    two = "blk.0.attn_norm_2.weight" in file.names
+    kv_heads = file.config.pop("num_key_value_heads", 1)
+    grouped = two or kv_heads != 1
+    file.config.update(num_kv_heads=kv_heads, new_decoder_architecture=grouped, multi_query=kv_heads == 1)
+    file.config["num_ln_in_parallel_attn"] = 2 if two else 1
+    file.config["bias"] = file.config.pop("attention_bias")
+
+
+def _deepseek2(file: _File) -> None:
+    """Latent attention is written as heads of its expanded or its absorbed size; both are taken apart here."""
+    if "blk.0.exp_probs_b.bias" in file.names or any(name.endswith("exp_probs_b.bias") for name in file.names):
+        file.config["model_type"] = "deepseek_v3"
+    whole, rotary = (
+        file.own.get("attention.key_length_mla", file.own.get("attention.key_length")),
+        file.own.get("rope.dimension_count"),
+    )
+    values = file.own.get("attention.value_length_mla", file.own.get("attention.value_length"))
+    if isinstance(whole, int) and isinstance(rotary, int):
+        file.config.update(qk_rope_head_dim=rotary, qk_nope_head_dim=whole - rotary, v_head_dim=values)
+    file.config.pop("rotary_dim", None)
+    file.config.update(head_dim=rotary, n_shared_experts=file.own.get("expert_shared_count", 0))
+    file.config["num_key_value_heads"] = file.config.get("num_attention_heads")
+    file.config.setdefault("q_lora_rank", None)
+    file.config.setdefault("num_experts", None)
+    multiplier = file.own.get("rope.scaling.yarn_log_multiplier")
+    if isinstance(multiplier, float) and isinstance(file.config.get("rope_scaling"), dict):
+        file.config["rope_scaling"].update(mscale=10 * multiplier, mscale_all_dim=10 * multiplier)
+
+
+def _deepseek(file: _File) -> None:
+    """The shared experts are counted, not measured."""
+    file.config["n_shared_experts"] = file.own.get("expert_shared_count", 0)
+
+
+_OWN: Mapping[str, Callable[[_File], None]] = {
+    "deepseek": _deepseek, "deepseek2": _deepseek2, "falcon": _falcon, "gemma2": _gemma, "gemma3": _gemma,
+    "llama": _llama, "qwen2": _qwen, "qwen2moe": _qwen, "qwen3": _qwen, "qwen3moe": _qwen,
+}  # fmt: skip
