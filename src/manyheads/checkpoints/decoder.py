@@ -21,6 +21,9 @@ __all__ = ["read_decoder"]
 def read_decoder(fields: Fields, family: Family) -> Draft:
     """The draft of a decoder-only model: sizes, norms, MLPs, masks, positions, and the family's own last word."""
     draft = _sizes(fields, family)
+    fields.raw("is_decoder")
+    if fields.flag("is_encoder_decoder"):
+        draft.doubt("is_encoder_decoder", "true", "an encoder-decoder of a kind that is not described")
     _norms(fields, draft, family)
     _biases(fields, draft, family)
     _mlps(fields, draft, family)

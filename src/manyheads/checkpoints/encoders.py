@@ -59,6 +59,7 @@ def read_encoder(fields: Fields, family: Family) -> tuple[StackSpec, list[str], 
     norm = Norm(family.norm, eps, family.gain, family.shift)
     draft = EncoderDraft(fields.size("d_model"), fields.size("vocab_size"), norm, fields.optional_size("head_dim"))
     draft.gated = family.gated
+    fields.raw("is_encoder_decoder")
     draft.halves.append(_half(fields, "encoder"))
     if family.stack == "seq2seq":
         draft.halves.append(_half(fields, "decoder"))

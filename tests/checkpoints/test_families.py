@@ -1,0 +1,197 @@
+"""Every family against transformers: a tiny model saved by it must be, name by name and shape by shape, what we predict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import torch  # noqa: E402
+
+from manyheads.checkpoints import open_model  # noqa: E402
+from manyheads.checkpoints.families import MODULES, family, named  # noqa: E402
+from manyheads.checkpoints.layout import expected_tensors  # noqa: E402
+from manyheads.checkpoints.safetensors_header import read_header  # noqa: E402
+from manyheads.errors import CheckpointError  # noqa: E402
+from manyheads.spec import Chunk, Latent, Rope, State, Window, count, weights  # noqa: E402
+
+# Awkward on purpose: H != K, H/K != K, head_dim != d_model/H where the family allows it, an odd vocabulary,
+# nope != rope != v, so that no size can be mistaken for another.
+TINY = json.loads((Path(__file__).parent / "fixtures" / "tiny_models.json").read_text())
+DECODERS: dict[str, dict[str, Any]] = TINY["decoders"]
+ENCODERS: dict[str, dict[str, Any]] = TINY["encoders"]
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
+NOT_DESCRIBED = ("opt-350m",)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes, saves and remembers the tiny model of a case: (folder, model)."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def save(name: str) -> tuple[Path, Any]:
+        if name not in made:
+            case = DECODERS.get(name) or ENCODERS[name]
+            config = transformers.CONFIG_MAPPING[case["model_type"]](**{**TOKENS, **case["settings"]})
+            if name in DECODERS:
+                model = transformers.AutoModelForCausalLM.from_config(config)
+            else:
+                model = getattr(transformers, case["class"])(config)
+            folder = tmp_path_factory.mktemp(name)
+            model.save_pretrained(folder)
+            made[name] = folder, model
+        return made[name]
+
+    return save
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in NOT_DESCRIBED])
+def test_decoder_is_what_transformers_saves(name: str, saved: Any) -> None:
+    folder, model = saved(name)
+    found = open_model(folder)
+    assert found.family == named(found.family).name
+    assert found.parameters_stored == sum(p.numel() for p in model.parameters())
+    assert found.weight_dtype == "fp32"
+    assert found.unknown_keys == ()
+    stored = {name: tensor.shape for name, tensor in read_header(folder / "model.safetensors").tensors.items()}
+    predicted = expected_tensors(named(found.family), found.stack)
+    assert {name: item.shape for name, item in predicted.items()} == stored
+
+
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_encoder_is_what_transformers_saves(name: str, saved: Any) -> None:
+    folder, model = saved(name)
+    found = open_model(folder)
+    base = sum(p.numel() for p in model.parameters())
+    outside = sum(
+        p.numel()
+        for key, p in model.named_parameters()
+        if key.startswith(("cls.", "classifier.", "lm_head.", "vocab_")) and "word_embeddings" not in key
+        or (name == "marian" and "embed_positions" in key)  # computed, and not saved
+    )  # fmt: skip
+    assert found.parameters_stored == base - outside
+    assert found.parameters_stored == count(weights(found.stack))
+
+
+def test_every_described_model_type_has_a_tiny_model() -> None:
+    tried = {case["model_type"] for case in (*DECODERS.values(), *ENCODERS.values())}
+    # Same family under another name, or nothing that transformers can build.
+    aliases = {"code_llama", "RefinedWeb", "RefinedWebModel", "gemma3", "xlm-roberta", "camembert", "mt5", "deepseek"}
+    assert {kind for kinds in MODULES.values() for kind in kinds} - tried == aliases
+
+
+def test_table_of_modules_agrees_with_the_families() -> None:
+    for kinds in MODULES.values():
+        for kind in kinds:
+            found = family(kind)
+            assert found is not None
+            assert kind in found.model_types
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in NOT_DESCRIBED])
+def test_scale_is_the_modules_own(name: str, saved: Any) -> None:
+    folder, model = saved(name)
+    blocks = open_model(folder).stack.main.blocks
+    scales = {
+        float(module.scaling)
+        for module in model.modules()
+        if type(module).__name__.endswith(("Attention", "SdpaAttention")) and isinstance(getattr(module, "scaling", None), float)
+    }  # fmt: skip
+    ours = {b.attention.scale for b in blocks if b.attention and not isinstance(b.attention.kv, State)}
+    if scales:
+        assert sorted(ours) == pytest.approx(sorted(scales))
+    else:
+        assert ours == {b.attention.head_dim**-0.5 for b in blocks if b.attention}
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma2", "gemma3_text", "olmo3", "cohere2", "gpt_oss"])
+def test_windows_are_the_modules_own(name: str, saved: Any) -> None:
+    folder, model = saved(name)
+    theirs = []
+    for index in range(model.config.num_hidden_layers):
+        attention = model.model.layers[index].self_attn
+        window = getattr(attention, "sliding_window", None) or 0
+        theirs.append(model.config.sliding_window if name == "mistral" else window)
+    masks = [block.attention.mask for block in open_model(folder).stack.main.blocks if block.attention]
+    assert [mask.keys if isinstance(mask, Window) else 0 for mask in masks] == theirs
+    assert not any(isinstance(mask, Chunk) for mask in masks)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "phi", "gpt_neox", "qwen3_next", "deepseek_v2", "minicpm3", "gemma2", "granite"]
+)
+def test_rotary_angles_are_the_modules_own(name: str, saved: Any) -> None:
+    folder, model = saved(name)
+    theirs = next(buffer for key, buffer in model.named_buffers() if key.endswith("inv_freq")).float()
+    attention = [
+        b.attention
+        for b in open_model(folder).stack.main.blocks
+        if b.attention and not isinstance(b.attention.kv, State)
+    ]
+    rope = attention[0].positions
+    assert isinstance(rope, Rope)
+    ours = rope.base ** (-torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim)
+    assert torch.allclose(ours.float(), theirs, rtol=1e-5)
+
+
+def test_latent_sizes_and_scale(saved: Any) -> None:
+    folder, _ = saved("deepseek_v3")
+    attention = open_model(folder).stack.main.blocks[0].attention
+    assert attention is not None
+    assert isinstance(attention.kv, Latent)
+    assert (attention.kv.rank, attention.kv.rope_dim, attention.kv.nope_dim) == (14, 4, 10)
+    assert (attention.kv.v_head_dim, attention.kv.q_rank) == (8, 18)
+    assert attention.scale == pytest.approx(14**-0.5)  # nope + rope, never rank + rope (case O81)
+
+
+def test_projected_embeddings_are_refused(saved: Any) -> None:
+    folder, _ = saved("opt-350m")
+    with pytest.raises(CheckpointError, match="word_embed_proj_dim 20 differs from hidden_size 36"):
+        open_model(folder)
+
+
+def test_a_bare_model_is_read_without_its_head(tmp_path: Path, saved: Any) -> None:
+    _, model = saved("llama")
+    model.model.save_pretrained(tmp_path)
+    found = open_model(tmp_path)
+    assert found.parameters_stored == sum(p.numel() for p in model.model.parameters())
+    assert found.stack.head == "none"
+    assert any("without its head" in note for note in found.notes)
+
+
+def test_shards_say_the_same(tmp_path: Path, saved: Any) -> None:
+    folder, model = saved("mixtral")
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    whole, parts = open_model(folder), open_model(tmp_path)
+    assert parts.parameters_stored == whole.parameters_stored  # case O65
+    assert parts.stack == whole.stack
+
+
+def test_gemma3_with_images_prices_its_text_part(tmp_path: Path) -> None:
+    text = DECODERS["gemma3_text"]["settings"]
+    vision = {"hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = transformers.Gemma3Config(text_config={**text, **TOKENS}, vision_config=vision, mm_tokens_per_image=4)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    found = open_model(tmp_path)
+    language = sum(p.numel() for p in model.model.language_model.parameters())
+    assert found.parameters_stored == language
+    assert any("text_config" in note for note in found.notes)
+    assert any("outside the text model" in note for note in found.notes)
+
+
+def test_config_alone_and_folder_say_the_same(saved: Any) -> None:
+    folder, _ = saved("qwen3_moe")
+    alone = open_model(folder / "config.json")
+    assert alone.stack == open_model(folder).stack
+    assert alone.parameters_stored is None
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_moe"
