@@ -22,6 +22,7 @@ from manyheads.spec import (
     State,
     Window,
 )
+from manyheads.spec.text import parse_stack
 
 DYNAMIC, STATIC, EXPANDED, VLLM, VLLM_FULL, LLAMA_CPP = (row[0] for row in ENGINES)
 MIB, GIB = 2**20, 2**30
@@ -88,7 +89,7 @@ def test_gemma_3_1b_at_32768() -> None:
     # after a step a window's storage holds its past keys and the new one, its tensors the past keys alone
     assert held[DYNAMIC].details["storage_step_bytes"] == 139 * MIB + 4 * 1024
     assert held[DYNAMIC].details["logical_step_bytes"] == 139 * MIB + 4 * 1024 - 22 * 1024
-    # a window of 512 gives back 32,256 tokens, a whole number of blocks: 6 groups of 4 windowed layers, two of them empty
+    # a window of 512 gives back 32,256 tokens, a whole number of blocks: 6 groups of 4 places for 22 windowed layers
     assert held[VLLM].bytes == (4 * 32_768 + 24 * 512) * 1024
     assert held[VLLM_FULL].bytes == 832 * MIB
     # 512 + 512 tokens in each windowed layer
@@ -238,6 +239,34 @@ def test_llama_cpp_pads_cells_and_ignores_the_window_of_mistral() -> None:
     mistral = model(*[heads(8, 128, 4096)] * 32)
     assert answers(mistral, 32_768)[LLAMA_CPP].bytes == 32_768 * 131_072
     assert answers(mistral, 32_768)[STATIC].bytes == 4096 * 131_072
+
+
+TINY_DELTA = "linear(64, 2x32, value_heads=4, map=identity, normalised=no, rule=gated_delta, decay=per_head, beta=per_head, conv=4)"
+
+
+@pytest.mark.parametrize(
+    ("sketch", "context", "batch", "kv_dtype", "logged"),
+    [
+        ("gqa(576, 9/3x64) x 30", 1000, 1, "f16", ["22.50"]),
+        ("gqa(576, 9/3x64) x 30", 1000, 1, "q8_0", ["11.95"]),
+        ("gqa(576, 9/3x64) x 30", 1000, 3, "f16", ["67.50"]),
+        ("gqa(64, 4/2x64, window=128) x 6, gqa(64, 4/2x64)", 2000, 1, "f16", ["1.00", "2.25"]),
+        ("gqa(64, 4/2x64, window=128) x 6, gqa(64, 4/2x64)", 2000, 1, "q8_0", ["0.53", "1.20"]),
+        ("gqa(64, 4/2x64, window=128) x 6, gqa(64, 4/2x64)", 300, 1, "f16", ["0.25", "1.50"]),
+        ("gqa(64, 4/2x64, window=128) x 6, gqa(64, 4/2x64)", 2000, 4, "f16", ["4.00", "9.00"]),
+        ("mla(64, 4x32+32, rank=64) x 3", 1000, 1, "f16", ["0.56"]),
+        ("mla(64, 4x32+32, rank=64) x 3", 1000, 1, "q8_0", ["0.30"]),
+        ("gqa(64, 4/2x64, window=128) x 2", 2000, 1, "f16", ["2.00"]),
+        (f"{TINY_DELTA} x 3, gqa(64, 4/2x64)", 1000, 1, "f16", ["0.50", "0.06"]),
+        (f"{TINY_DELTA} x 3, gqa(64, 4/2x64)", 1000, 2, "f32", ["2.00", "0.11"]),
+    ],
+)
+def test_sizes_are_those_that_llama_cpp_logs(sketch, context, batch, kv_dtype, logged) -> None:
+    """Expected: MiB that a build of 0c1e57098 logged for SmolLM2 and for random GGUFs of gemma3, deepseek2, llama with a
+    window and qwen3next, with -c context x batch, -np batch and that cache type; a buffer each kind of layer."""
+    details = answers(parse_stack(sketch), context, batch=batch, kv_dtype=kv_dtype)[LLAMA_CPP].details
+    buffers = [details[part] for part in ("full_bytes", "windowed_bytes", "state_bytes") if details[part]]
+    assert [f"{size / MIB:.2f}" for size in buffers] == logged
 
 
 def test_a_window_of_one_keeps_all_in_a_dynamic_cache() -> None:

@@ -77,6 +77,6 @@ def llama_cpp_held(
 
 
 def _encoder_output_bytes(stack: StackSpec, tokens: int) -> int:
-    """No keys and values of a memory are cached: the encoder's output stays, in float32, and is projected every step."""
+    """No keys and values of a memory are cached: the encoder's output stays, in float32, projected in every step."""
     crossing = [spec for spec, _ in keepers(stack) if isinstance(spec.source, Cross)]
     return int(dtype("fp32").bytes(tokens * crossing[0].d_source)) if crossing else 0

@@ -90,7 +90,7 @@ def dynamic_held(
 def static_held(
     stack: StackSpec, *, context: int, batch: int, kv_dtype: DType, source_tokens: int
 ) -> dict[str, int] | str:
-    """What StaticCache(config, max_cache_len=context) holds from its first update on: windows are min(W, context) long."""
+    """What StaticCache(config, max_cache_len=context) holds from its first update on: windows of min(W, context)."""
     refusal = _refusal(stack, kv_dtype)
     if refusal is not None:
         return refusal

@@ -32,7 +32,7 @@ _Kind = tuple[str, int, int, int]
 
 
 def _state_page(spec: AttentionSpec, kv_dtype: DType) -> int:
-    """Taps and state of a linear layer; the state stays in the model's format, in float32 where it decays by channel."""
+    """Taps and state of a linear layer, in the cache's format; a state that decays by channel stays float32."""
     assert isinstance(spec.kv, State)
     state = dtype("fp32") if spec.kv.decay == "per_channel" else kv_dtype
     return int(kv_dtype.bytes(conv_elements(spec)) + state.bytes(state_elements(spec)))
@@ -49,7 +49,7 @@ def _block_tokens(specs: list[AttentionSpec], kv_dtype: DType) -> int:
 
 
 def _kinds(stack: StackSpec, kv_dtype: DType, *, windows: bool) -> dict[_Kind, int]:
-    """Layers by kind. Without `windows` every layer is kept whole; chunked layers are in any case (vllm/config/vllm.py)."""
+    """Layers by kind. Without `windows` all are kept whole beside a full one; chunked ones always (config/vllm.py)."""
     specs = [spec for spec, _ in keepers(stack)]
     tokens, chunked = _block_tokens(specs, kv_dtype), any(isinstance(spec.mask, Chunk) for spec in specs)
     own = [spec for spec in specs if not (isinstance(spec.kv, State) or isinstance(spec.source, Cross))]

@@ -1,6 +1,6 @@
 """The second cache answer: what named engines, in named versions, really hold of a cache; beside the ideal.
 
-The ideal answer (`cost.model.cache_bytes`) is what any engine must keep; this is what each does keep, with its rule in a
+The ideal answer (`cost.model.cache_bytes`) is what any engine must keep; this is what each does keep, its rule in a
 sentence and where the rule comes from: measured here, or modelled from source. Source: facts, section 5, last row.
 """
 
@@ -54,9 +54,9 @@ ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
         "5.24.0",
         dynamic_held,
         (
-            "Full layers keep every token, windowed and chunked ones the last W-1, as a view that after prefill still holds "
-            "the whole prompt's storage (the bytes given); MLA keeps latent and rotary key, linear layers a float32 state and "
-            "the last inputs of their convolution, cross-attention the encoder's tokens, borrowing layers nothing."
+            "Full layers keep every token, windowed and chunked ones the last W-1, as a view that after prefill still "
+            "holds the whole prompt's storage (the bytes given); MLA keeps latent and rotary key, linear layers a float32 "
+            "state and the last inputs of their convolution, cross-attention the encoder's tokens, borrowers nothing."
         ),
         _MEASURED,
     ),
@@ -74,21 +74,25 @@ ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
         "transformers DynamicCache, MLA expanded",
         "4.57.6",
         expanded_held,
-        "Older ports expanded MLA before they cached it: keys and values of every query head, H(n+r+v) elements a token and layer.",
-        "modelled from source: models/deepseek_v2 and deepseek_v3/modeling_*.py, forward, transformers 4.57.6",
+        (
+            "Older ports expanded MLA before they cached it: keys and values of every query head, H(n+r+v) elements a "
+            "token and layer."
+        ),
+        "modelled from source: models/deepseek_v2 and deepseek_v3/modeling_*.py, forward, of transformers 4.57.6",
     ),
     (
         "vLLM",
         "0.33.0",
         paged_held,
         (
-            "Blocks of 16 tokens; windowed layers give back the blocks that fell out of the window; in a hybrid all pages are "
-            "made equal (the smaller hold more tokens or are padded, a block beside linear layers grows until it fits their "
-            "state) and layers are dealt into groups of equal count, padded to it; chunked layers are kept whole."
+            "Blocks of 16 tokens; windowed layers give back the blocks that fell out of the window; in a hybrid all pages "
+            "are made equal (the smaller hold more tokens or are padded, a block beside linear layers grows until it fits "
+            "their state) and layers are dealt into groups of equal count, padded to it; chunked layers are kept whole."
         ),
         (
             "modelled from source: v1/core/kv_cache_planning.py, v1/kv_cache_interface.py, "
-            "v1/core/single_type_kv_cache_manager.py, platforms/interface.py of vLLM 0.33.0, default options; groups and bytes a block agree with its own planner, run"
+            "v1/core/single_type_kv_cache_manager.py and platforms/interface.py of vLLM 0.33.0, default options; its own "
+            "planner, run, made the same groups and blocks"
         ),
     ),
     (
@@ -96,10 +100,13 @@ ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
         "0.33.0",
         full_pages_held,
         (
-            "With --disable-hybrid-kv-cache-manager every windowed layer of a hybrid is allocated as if it were full; vLLM chooses this itself for "
-            "chunked layers, on CPUs and for some KV connectors."
+            "With --disable-hybrid-kv-cache-manager every windowed layer of a hybrid is allocated as if it were full; vLLM "
+            "chooses this itself for chunked layers, on CPUs and for some KV connectors."
         ),
-        "modelled from source: unify_hybrid_kv_cache_specs in v1/core/kv_cache_planning.py of vLLM 0.33.0; agrees with it, run",
+        (
+            "modelled from source: unify_hybrid_kv_cache_specs in v1/core/kv_cache_planning.py of vLLM 0.33.0; its own "
+            "planner, run, made the same groups and blocks"
+        ),
     ),
     (
         "llama.cpp",
@@ -107,12 +114,14 @@ ENGINES: tuple[tuple[str, str, _Held, str, str], ...] = (
         llama_cpp_held,
         (
             "Cells for the whole context are allocated at once, padded to 256 a sequence; windowed layers of a hybrid get "
-            "min(context, W+512) cells, padded to 256, while models windowed in every layer (Mistral, Phi-3) are kept whole; "
-            "MLA keeps one row of latent and rotary key, linear layers a float32 state; block formats such as q8_0 pack rows."
+            "min(context, W+512) cells, padded to 256, while models windowed in every layer (Mistral, Phi-3) are kept "
+            "whole; MLA keeps one row of latent and rotary key, linear layers a float32 state; block formats such as q8_0 "
+            "pack rows."
         ),
         (
-            "modelled from source: llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-memory-recurrent.cpp, "
-            "llama-context.cpp of llama.cpp 0c1e57098 (in llama-cpp-python 0.3.36), command-line defaults"
+            "modelled from source: llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-memory-recurrent.cpp and "
+            "llama-context.cpp of llama.cpp 0c1e57098 (in llama-cpp-python 0.3.36), command-line defaults; a build of it "
+            "reported the same sizes, see docs/held-bytes.md"
         ),
     ),
 )
