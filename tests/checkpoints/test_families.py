@@ -73,7 +73,7 @@ def test_encoder_is_what_transformers_saves(name: str, saved: Any) -> None:
     outside = sum(
         p.numel()
         for key, p in model.named_parameters()
-        if key.startswith(("cls.", "classifier.", "lm_head.", "vocab_")) and "word_embeddings" not in key
+        if (key.startswith(("cls.", "classifier.", "lm_head.", "vocab_")) and "word_embeddings" not in key)
         or (name == "marian" and "embed_positions" in key)  # computed, and not saved
     )  # fmt: skip
     assert found.parameters_stored == base - outside

@@ -24,7 +24,7 @@ _HARMLESS = frozenset({
     "generation_config", "gradient_checkpointing", "hidden_act", "hidden_activation", "hidden_dropout",
     "hidden_dropout_prob", "id2label", "image_token_index", "init_device", "init_std", "initial_context_length",
     "initializer_cutoff_factor", "initializer_factor", "initializer_range", "input_jitter_noise",
-    "is_encoder_decoder", "label2id", "language", "layer_norm_type", "layerdrop", "length_penalty", "logit_scale",
+    "label2id", "language", "layer_norm_type", "layerdrop", "length_penalty", "logit_scale",
     "logits_scaling", "logits_to_keep", "mask_token_id", "masked_softmax_fusion", "max_length", "max_new_tokens",
     "min_length", "mlm_mask_token_id", "model_max_length", "model_type", "mtp_loss_factor", "n_group",
     "name_or_path", "no_repeat_ngram_size", "norm_topk_prob", "num_beam_groups", "num_beams", "num_labels",
