@@ -1,0 +1,82 @@
+"""Parameters that a loaded model has, against those that its spec says it must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.checkpoints.families import family
+from manyheads.checkpoints.layout import expected_tensors
+from manyheads.errors import ManyheadsError
+from manyheads.spec.stack import StackSpec
+from manyheads.spec.weights import count, weights
+
+__all__ = ["ParameterCheck", "check_parameters"]
+
+_MOST_NAMES = 200_000
+
+
+@dataclass(frozen=True)
+class ParameterCheck:
+    """Elements predicted and loaded; a tied table counts once, and buffers that are stored are counted apart.
+
+    `missing`: tensors that were predicted and are not there or have another size; `extra`: the other way round, each
+    (name, elements). Both are looked up only where the numbers differ.
+    """
+
+    predicted: int
+    loaded: int
+    predicted_buffers: int
+    loaded_buffers: int
+    missing: tuple[tuple[str, int], ...] = ()
+    extra: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether both numbers are as predicted."""
+        return self.predicted == self.loaded and self.predicted_buffers == self.loaded_buffers
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "predicted": self.predicted,
+            "loaded": self.loaded,
+            "predicted_buffers": self.predicted_buffers,
+            "loaded_buffers": self.loaded_buffers,
+            "equal": self.equal,
+            "missing": [{"name": name, "elements": n} for name, n in self.missing],
+            "extra": [{"name": name, "elements": n} for name, n in self.extra],
+        }
+
+
+def check_parameters(model: Any, stack: StackSpec) -> ParameterCheck:
+    """Counts what `model` (transformers) holds and compares it with the inventory of `stack`."""
+    inventory = weights(stack)
+    predicted = count(inventory)
+    predicted_buffers = count(inventory, buffers=True) - predicted
+    stored = set(model.state_dict())
+    parameters = {name: tensor.numel() for name, tensor in model.named_parameters()}
+    buffers = {name: tensor.numel() for name, tensor in model.named_buffers() if name in stored}
+    found = ParameterCheck(predicted, sum(parameters.values()), predicted_buffers, sum(buffers.values()))
+    if found.equal:
+        return found
+    missing, extra = _by_name(parameters | buffers, model.config, stack)
+    return ParameterCheck(
+        found.predicted, found.loaded, found.predicted_buffers, found.loaded_buffers, missing, extra
+    )
+
+
+def _by_name(
+    loaded: dict[str, int], config: Any, stack: StackSpec
+) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+    """What differs, by the names in files, which a model in memory has too (but for experts that it keeps joined)."""
+    known = family(getattr(config, "model_type", "") or "")
+    if known is None:
+        return (), ()
+    try:
+        expected = {name: item.elements for name, item in expected_tensors(known, stack, most=_MOST_NAMES).items()}
+    except ManyheadsError:
+        return (), ()
+    missing = tuple((name, n) for name, n in expected.items() if loaded.get(name) != n)
+    extra = tuple((name, n) for name, n in loaded.items() if expected.get(name) != n)
+    return missing, extra

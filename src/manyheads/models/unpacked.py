@@ -1,0 +1,137 @@
+"""GGUF files, dequantised once and kept as safetensors in the user's cache.
+
+Dequantising takes ten times as long as reading the result. An entry is a folder named by the file's hash and the version
+of transformers that made it; it is filled under another name and renamed when it is complete, so that two processes, a
+full disk or an interrupt never leave half of one. A cache that cannot be written only costs time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from manyheads.errors import CheckpointError
+
+__all__ = ["VARIABLE", "cache_folder", "entry_folder", "file_sha256", "intact", "keep"]
+
+VARIABLE = "MANYHEADS_CACHE"
+_MANIFEST = "manyheads.json"
+_SCHEMA = "manyheads.unpacked/1"
+_PART = ".part-"
+_STALE_SECONDS = 86_400.0
+
+
+def cache_folder() -> Path:
+    """Where this user's cached files belong: $MANYHEADS_CACHE, else `manyheads` in the system's folder for caches.
+
+    Raises OSError where the system names no home.
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen:
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise OSError(str(error)) from None
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = home / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or home / ".cache"
+    return Path(base) / "manyheads"
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def entry_folder(sha256: str, version: str) -> Path:
+    """Where the file of this hash, dequantised by this version of transformers, is kept. Raises OSError without a home."""
+    return cache_folder() / "unpacked" / f"{sha256[:32]}-transformers-{version}"
+
+
+def intact(entry: Path, sha256: str) -> bool:
+    """Whether `entry` is complete: made from the file of this hash, every file of its size, weight headers readable."""
+    from manyheads.checkpoints.safetensors_header import read_sharded
+
+    try:
+        manifest = json.loads((entry / _MANIFEST).read_text("utf-8"))
+        if manifest["schema"] != _SCHEMA or manifest["source_sha256"] != sha256:
+            return False
+        if any((entry / name).stat().st_size != size for name, size in manifest["files"].items()):
+            return False
+        read_sharded(str(entry))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError):
+        return False
+    return True
+
+
+def keep(entry: Path, sha256: str, write: Callable[[Path], None]) -> str:
+    """Makes `entry` from the files that `write` puts into the folder it is given; "" when done, else why not.
+
+    An entry that is there and intact is left alone; a broken one is replaced. Only `write`'s errors of the system and of
+    safetensors are answered so; an interrupt removes what was begun and goes on.
+    """
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(entry.parent)
+        part = Path(tempfile.mkdtemp(prefix=_PART, dir=entry.parent))
+    except OSError as error:
+        return _reason(error)
+    try:
+        write(part)
+        files = {file.name: file.stat().st_size for file in sorted(part.iterdir())}
+        manifest = {"schema": _SCHEMA, "source_sha256": sha256, "files": files}
+        (part / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
+        if not intact(part, sha256):
+            return "what was written could not be read back"
+        _put(part, entry, sha256)
+    except Exception as error:  # noqa: BLE001  safetensors raises a kind of its own for a full disk
+        return _reason(error)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return ""
+
+
+def _put(part: Path, entry: Path, sha256: str) -> None:
+    """Renames `part` to `entry`; where another process was first and its entry is intact, that one stays."""
+    try:
+        os.rename(part, entry)
+        return
+    except OSError:
+        if not entry.exists():
+            raise
+    if intact(entry, sha256):
+        return
+    aside = Path(tempfile.mkdtemp(prefix=_PART, dir=entry.parent))
+    try:
+        with contextlib.suppress(FileNotFoundError):  # another process moved it first
+            os.rename(entry, aside / "broken")
+        with contextlib.suppress(OSError):  # or put its own there
+            os.rename(part, entry)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Removes what killed processes left behind more than a day ago."""
+    for left in folder.glob(f"{_PART}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _reason(error: Exception) -> str:
+    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(words).strip().splitlines()[0][:200]
