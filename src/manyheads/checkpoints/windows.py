@@ -27,9 +27,12 @@ def read_kinds(fields: Fields, draft: Draft, family: Family) -> None:
     draft.chunk = fields.optional_size("chunk", least=0) or 0
     listed = fields.items("layer_types")
     draft.kinds = _by_rule(fields, draft, family) if listed is None else _by_list(fields, draft, family, listed)
-    if draft.window >= 1 and SLIDING not in draft.kinds and listed is None and not family.windows:
-        draft.kinds = [SLIDING if kind == FULL else kind for kind in draft.kinds]
-        draft.notes.append(f"{fields.key('window')} {draft.window} is taken to act on every layer")
+    told = listed is not None or family.windows or fields.has("window_pattern")
+    if draft.window and not told:
+        why = "nothing says on which layers it acts, as layer_types or sliding_window_pattern would"
+        draft.doubt(fields.key("window"), draft.window, why)
+    if draft.window and not any(name in fields.config for name in fields.names("window")):
+        draft.notes.append(f"{fields.key('window')} is absent: {draft.window}, transformers' default, is taken")
     _read_unrotated(fields, draft)
 
 
