@@ -1,0 +1,111 @@
+"""What every form of softmax attention is asked: checked once at the door, with the names and numbers in the error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import SpecError
+from manyheads.ops.bias import Additive
+from manyheads.ops.masks import dense
+from manyheads.ops.predicates import Everything, Grid, Visible, grid
+
+__all__ = ["Request", "group", "request", "ungroup", "wide"]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """The arguments of one call beside q, k, v: nothing is left to work out."""
+
+    scale: float
+    visible: Visible
+    bias: Tensor | Additive | None
+    softcap: float | None
+    sinks: Tensor | None
+    dropout: float
+    offset: int | Tensor
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What softmax, norms and angles are computed in: float64 stays float64, everything else becomes float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def group(x: Tensor, kv_heads: int) -> Tensor:
+    """(b, h, t, d) -> (b, k, g·t, d): the query heads of one key/value head side by side; head h goes to h // g."""
+    b, h, t, d = x.shape
+    return x.reshape(b, kv_heads, (h // kv_heads) * t, d)
+
+
+def ungroup(x: Tensor, heads: int) -> Tensor:
+    """(b, k, g·t, d) -> (b, h, t, d): the inverse of `group`."""
+    b, k, rows, d = x.shape
+    return x.reshape(b, heads, rows * k // heads, d)
+
+
+def request(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    visible: Visible | Tensor | None,
+    bias: Tensor | Additive | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    offset: int | Tensor | None,
+) -> Request:
+    """Check one call of attention; a SpecError names what does not fit. q (b,h,t,q), k (b,k,s,q), v (b,k,s,v)."""
+    _check_tensors(q, k, v)
+    (b, h, t, _), s = q.shape, k.shape[2]
+    seen = Everything() if visible is None else dense(visible) if isinstance(visible, Tensor) else visible
+    seen.check(batch=b, heads=h, queries=t, keys=s)
+    if isinstance(bias, Tensor):
+        _check_bias(bias, (b, h, t, s))
+    elif bias is not None:
+        bias.check(heads=h)
+    if sinks is not None and tuple(sinks.shape) != (h,):
+        raise SpecError(f"sinks must hold one logit a query head, ({h},); found {tuple(sinks.shape)}")
+    if softcap is not None and not softcap > 0:
+        raise SpecError(f"softcap must be above 0, or None for no cap; found {softcap}")
+    if not 0 <= dropout < 1:
+        raise SpecError(f"dropout must lie in [0, 1), found {dropout}")
+    if isinstance(offset, Tensor) and (tuple(offset.shape) not in ((), (1,), (b,)) or offset.is_floating_point()):
+        raise SpecError(
+            f"offset must be an integer, or one a sequence, ({b},); found {offset.dtype} {tuple(offset.shape)}"
+        )
+    return Request(scale, seen, bias, softcap, sinks, dropout, s - t if offset is None else offset)
+
+
+def pairs(asked: Request, q: Tensor, *, rows: slice, columns: slice) -> Grid:
+    """The index tensors of a block of this call."""
+    return grid(batch=q.shape[0], heads=q.shape[1], rows=rows, columns=columns, offset=asked.offset, device=q.device)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise SpecError(f"q, k and v must each be (batch, heads, tokens, dim); found {shapes}")
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise SpecError(f"q, k and v must have the same batch size; found {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise SpecError(f"queries and keys must have the same width; found {q.shape[3]} and {k.shape[3]} in {shapes}")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise SpecError(f"keys and values must have the same heads and tokens; found {shapes}")
+    if k.shape[1] < 1 or q.shape[1] % k.shape[1]:
+        raise SpecError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key/value heads; found {shapes}")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise SpecError(f"q, k and v must share one floating dtype; found {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise SpecError(f"q, k and v must be on one device; found {q.device}, {k.device}, {v.device}")
+
+
+def _check_bias(bias: Tensor, wanted: tuple[int, int, int, int]) -> None:
+    if not bias.is_floating_point():
+        raise SpecError(f"bias is added to the logits and must be floating, found {bias.dtype}; a mask goes in visible")
+    sizes = zip(reversed(bias.shape), reversed(wanted), strict=False)
+    if bias.dim() > 4 or any(size not in (1, need) for size, need in sizes):
+        raise SpecError(f"bias {tuple(bias.shape)} does not broadcast to (batch, heads, queries, keys) {wanted}")

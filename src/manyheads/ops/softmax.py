@@ -1,0 +1,129 @@
+"""Softmax attention, written out: the twin that every faster form is held against.
+
+    A = softmax(mask(cap(scale · q k^T) + bias)),  y = A v
+
+One order everywhere: scale, softcap, bias and masks, sinks, softmax. Computed in float32 or wider and cast back once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import SpecError
+from manyheads.ops import dropout as drop
+from manyheads.ops.bias import Additive
+from manyheads.ops.predicates import Everything, Visible
+from manyheads.ops.request import Request, group, pairs, request, ungroup, wide
+
+__all__ = ["attention", "scores"]
+
+STAGES = ("scaled", "capped", "masked", "probabilities")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    visible: Visible | Tensor | None = None,
+    bias: Tensor | Additive | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    offset: int | Tensor | None = None,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """y_h = softmax(cap(scale · q_h k_j^T) + bias_h, visible) v_j with j = h // (H/K); (b, h, t, v).
+
+    q (b, h, t, q), k (b, k, s, q), v (b, k, s, v). A query that sees nothing gives zeros, with zero gradients.
+
+    scale           factor on the logits
+    visible         predicate or boolean tensor, True = may attend; None: everything
+    bias            added after scale and softcap; broadcasts to (b, h, t, s), right-aligned
+    softcap         logits become softcap · tanh(logits / softcap) (Gemma 2, arXiv 2408.00118)
+    sinks           (h,) one extra logit a head in the denominator, its column dropped (gpt-oss)
+    dropout         share of the probabilities set to zero, the others divided by 1 - dropout; 0 when not training
+    offset          absolute position of the first query, an int or one a sequence; None: keys - queries
+    return_weights  also return the probabilities (b, h, t, s), taken before dropout
+
+    What is not visible must still be finite: zero times NaN is NaN. Source: arXiv 1706.03762, section 3.2.1;
+    grouped heads 2305.13245.
+    """
+    asked = request(
+        q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout, offset=offset
+    )
+    weights = _probabilities(_masked(_capped(_scaled(q, k, asked), asked), q, k, asked), asked)
+    mixed = weights
+    if dropout:
+        seed = drop.seed(q.device)
+        at = pairs(asked, q, rows=slice(0, q.shape[2]), columns=slice(0, k.shape[2]))
+        mixed = weights * drop.factor(seed, at, share=dropout, dtype=weights.dtype)
+    out = ungroup(group(mixed, k.shape[1]) @ v.to(weights.dtype), q.shape[1]).to(q.dtype)
+    return (out, weights.to(q.dtype)) if return_weights else out
+
+
+def scores(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float,
+    stage: str = "masked",
+    visible: Visible | Tensor | None = None,
+    bias: Tensor | Additive | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    offset: int | Tensor | None = None,
+) -> Tensor:
+    """The logits (b, h, t, s) on their way: "scaled", then "capped", then "masked" (bias added, -inf where not visible),
+    then "probabilities" (zeros where a query sees nothing). ONNX Attention's score output, modes 0 to 3.
+    """
+    if stage not in STAGES:
+        raise SpecError(f"stage must be one of {', '.join(STAGES)}; found {stage!r}")
+    asked = request(
+        q, k, k, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=0.0, offset=offset
+    )
+    logits = _scaled(q, k, asked)
+    if stage != "scaled":
+        logits = _capped(logits, asked)
+    if stage in ("masked", "probabilities"):
+        logits = _masked(logits, q, k, asked)
+    if stage == "probabilities":
+        logits = _probabilities(logits, asked)
+    return logits.to(q.dtype)
+
+
+def _scaled(q: Tensor, k: Tensor, asked: Request) -> Tensor:
+    compute = wide(q.dtype)
+    return ungroup(group(q.to(compute) * asked.scale, k.shape[1]) @ k.to(compute).mT, q.shape[1])
+
+
+def _capped(logits: Tensor, asked: Request) -> Tensor:
+    return logits if asked.softcap is None else asked.softcap * torch.tanh(logits / asked.softcap)
+
+
+def _masked(logits: Tensor, q: Tensor, k: Tensor, asked: Request) -> Tensor:
+    at = pairs(asked, q, rows=slice(0, q.shape[2]), columns=slice(0, k.shape[2]))
+    if asked.bias is not None:
+        bias = asked.bias if isinstance(asked.bias, Tensor) else asked.bias.tile(at, logits.dtype)
+        logits = logits + bias.to(logits.dtype)
+    if isinstance(asked.visible, Everything):
+        return logits
+    return torch.where(asked.visible.tile(at), logits, -torch.inf)
+
+
+def _probabilities(logits: Tensor, asked: Request) -> Tensor:
+    """softmax over the keys, the sinks in the denominator; a row of -inf becomes zeros."""
+    if not logits.shape[-1]:
+        return logits
+    top = logits.detach().amax(-1, keepdim=True)
+    sinks = None if asked.sinks is None else asked.sinks.to(logits.dtype).view(1, -1, 1, 1)
+    if sinks is not None:
+        top = torch.maximum(top, sinks.detach())
+    top = torch.where(top == -torch.inf, 0.0, top)
+    powers = torch.exp(logits - top)
+    total = powers.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks - top)
+    return powers / torch.where(total == 0, 1.0, total)
