@@ -43,6 +43,9 @@ _KEYS = {
     "leading_dense_block_count": "first_k_dense_replace", "attention.scale": "attention_multiplier",
     "use_parallel_residual": "use_parallel_residual", "logit_scale": "logit_scale",
 }  # fmt: skip
+# Families whose biases no field switches.
+_ALWAYS_BIASED = ("bloom", "gpt2", "phi", "qwen2", "qwen2_moe")
+
 _UNDERSTOOD = (
     "attention.value_length", "attention.key_length_mla", "attention.value_length_mla", "attention.causal",
     "expert_shared_count", "attention.sliding_window_pattern", "rope.dimension_count", "attention.clamp_kqv",
@@ -101,7 +104,12 @@ def gguf_to_config(header: GGUFHeader) -> dict[str, Any]:
     names = {tensor.name: tensor.shape for tensor in header.tensors}
     if not names:
         raise CheckpointError(f"{where}: holds no tensors (a vocabulary alone?); expected a model")
-    own = {key[len(architecture) + 1 :]: value for key, value in metadata.items() if key.startswith(architecture + ".")}
+    own = {
+        # Numbers are float32 in the file: 1e-05 and not 9.999999747378752e-06.
+        key[len(architecture) + 1 :]: float(f"{value:.7g}") if isinstance(value, float) else value
+        for key, value in metadata.items()
+        if key.startswith(architecture + ".")
+    }
     config: dict[str, Any] = {"model_type": ARCHITECTURES[architecture]}
     for key, value in own.items():
         if key in _KEYS:
@@ -118,8 +126,6 @@ def gguf_to_config(header: GGUFHeader) -> dict[str, Any]:
 
 def _single(value: object, key: str, where: str) -> object:
     """One value for all layers: a list of equal ones counts as one."""
-    if isinstance(value, float):
-        return float(f"{value:.7g}")  # float32 in the file: 1e-05 and not 9.999999747378752e-06
     if not isinstance(value, tuple):
         return value
     if len(set(value)) != 1:
@@ -134,7 +140,8 @@ def _shapes(config: dict[str, Any], names: Mapping[str, tuple[int, ...]], where:
         raise CheckpointError(f"{where}: no token_embd.weight of two axes; found {shown(table)}")
     config["vocab_size"] = table[0]
     config["tie_word_embeddings"] = "output.weight" not in names
-    config["attention_bias"] = "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names
+    if config["model_type"] not in _ALWAYS_BIASED:
+        config["attention_bias"] = "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names
     if config["model_type"] in ("cohere", "phi"):
         key = "use_qk_norm" if config["model_type"] == "cohere" else "qk_layernorm"
         config[key] = "blk.0.attn_q_norm.weight" in names
@@ -169,8 +176,7 @@ def _llama(file: _File) -> None:
 
 
 def _qwen(file: _File) -> None:
-    """Qwen's biases are the family's; a window is switched on by its presence."""
-    file.config.pop("attention_bias") if file.config["model_type"].startswith("qwen2") else None
+    """A window is switched on by its presence."""
     file.config["use_sliding_window"] = bool(file.config.get("sliding_window"))
 
 
