@@ -42,11 +42,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The one positional argument of every verb about a model, and how a config that is not understood is taken."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="folder, config.json, .safetensors, .gguf, hub id, census name or spec in words"
-    )
+def add_model(parser: argparse.ArgumentParser, *, runs: bool = False) -> None:
+    """The one positional argument of every verb about a model, and how a config that is not understood is taken.
+
+    `runs`: the verb needs weights, and takes the demo model where none is named.
+    """
+    if runs:
+        parser.add_argument(
+            "model", metavar="MODEL", nargs="?", default="",
+            help="folder with config.json and .safetensors, .gguf file or hub id (default: the demo model)",
+        )  # fmt: skip
+    else:
+        parser.add_argument(
+            "model", metavar="MODEL",
+            help="folder, config.json, .safetensors, .gguf, hub id, census name or spec in words",
+        )  # fmt: skip
     parser.add_argument("--revision", metavar="REV", default=None, help="branch, tag or commit of a hub id")
     parser.add_argument(
         "--assume", metavar="full", default="", help="full: price a config with fields not understood as full attention"

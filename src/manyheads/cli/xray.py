@@ -1,0 +1,140 @@
+"""`manyheads xray [MODEL]`: a real model on the table. A thin caller of `manyheads.models.xray`, and two files of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import time
+from typing import TYPE_CHECKING
+
+from manyheads.cli import quantities
+from manyheads.cli.common import add_json, add_seed, emit, need, progress
+from manyheads.cli.cost import add_model
+from manyheads.errors import ManyheadsError
+
+if TYPE_CHECKING:
+    from manyheads.report import Report
+
+__all__ = ["configure", "run"]
+
+JSON_NAME, HTML_NAME = "xray.json", "xray.html"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    add_model(parser, runs=True)
+    parser.add_argument("--text", metavar="FILE", default="", help="text to read, UTF-8 (default: a text of our own)")
+    parser.add_argument("--tokens", metavar="N", default="8192", help="read the first N tokens of it (default 8192)")
+    parser.add_argument("--bos", action="store_true", help="put the model's beginning-of-text token before each window")
+    parser.add_argument("--context", metavar="N", default="", help="tokens to price: 8k; several with commas")
+    parser.add_argument("--dtype", metavar="TYPE", default="fp32", help="run in fp32, bf16 or fp16 (default fp32)")
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="where torch runs it: cpu, cuda, mps (default cpu)")
+    parser.add_argument("--threads", metavar="N", default="", help="threads of torch (default: its own choice)")
+    add_seed(parser)
+    add_json(parser)
+    parser.add_argument(
+        "--output", metavar="FOLDER", default="", help="write xray.html and xray.json to FOLDER (default: here)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the x-ray and writes its two files; 1 where what was measured is not what was predicted."""
+    from manyheads.checkpoints.locate import locate
+    from manyheads.models.load import DTYPES, check_runnable, demo_model
+    from manyheads.models.reading import read_text, shipped_text
+
+    began = time.perf_counter()
+    tokens = quantities.positive("--tokens", options.tokens)
+    if tokens < 2:
+        raise ManyheadsError("--tokens 1: the first token is never scored, so at least 2 are needed")
+    threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
+    contexts = tuple(quantities.contexts(options.context)) if options.context else ()
+    if options.dtype not in DTYPES:
+        raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
+    targets = _targets(options.output)
+    reading = read_text(options.text) if options.text else shipped_text()
+    model = options.model or demo_model()
+    check_runnable(locate(model))
+    for package in ("torch", "transformers", "jinja2"):
+        need(package, to="run a model and show it")
+
+    from manyheads.models.xray import Request, xray
+
+    request = Request(
+        model, reading, revision=options.revision, assume=options.assume, tokens=tokens, contexts=contexts,
+        threads=threads, dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed,
+        command=_command(options),
+    )  # fmt: skip
+    report = xray(request, say=lambda text: progress(f"{time.perf_counter() - began:6.1f} s  {text}"))
+    _write(report, targets)
+    options.output = None  # it named a folder for the files; the report itself goes to stdout
+    emit(report, options)
+    return 0 if report.data["agrees"] else 1
+
+
+def _targets(folder: str) -> tuple[str, str]:
+    """Where the two files go, checked before the work: a file of those names that is no x-ray is not overwritten."""
+    if folder and not os.path.isdir(folder):
+        kind = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise ManyheadsError(f"--output {folder}: {kind}; valid: a folder that exists, for {HTML_NAME} and {JSON_NAME}")
+    if not os.access(folder or os.curdir, os.W_OK | os.X_OK):
+        raise ManyheadsError(f"cannot write into {folder or 'the current folder'}; --output FOLDER names another")
+    from manyheads.report.files import check_target
+    from manyheads.report.html import GENERATOR
+
+    for name, sign in ((JSON_NAME, '"schema": "manyheads.xray/'), (HTML_NAME, GENERATOR)):
+        path = os.path.join(folder, name)
+        check_target(path)
+        if os.path.lexists(path) and not _starts_with(path, sign):
+            raise ManyheadsError(f"{path} is not an earlier x-ray and stays as it is; --output FOLDER names another place")
+    return os.path.join(folder, JSON_NAME), os.path.join(folder, HTML_NAME)
+
+
+def _starts_with(path: str, sign: str) -> bool:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            start = file.read(1_000)
+    except OSError:
+        return False
+    return sign in start or not start.strip()
+
+
+def _write(report: Report, targets: tuple[str, str]) -> None:
+    """Both files, or neither: where the second fails, the first is as it was."""
+    from manyheads.models.xray_page import page
+    from manyheads.report.files import write_whole
+    from manyheads.report.jsonform import dumps
+
+    json_path, html_path = targets
+    texts = dumps(report), page(report)
+    before = _content(json_path)
+    write_whole(json_path, texts[0])
+    try:
+        write_whole(html_path, texts[1])
+    except BaseException:
+        if before is None:
+            os.unlink(json_path)
+        else:
+            write_whole(json_path, before)
+        raise
+    progress(f"wrote {html_path} ({len(texts[1].encode()) / 1024:,.0f} KiB) and {json_path}")
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command as it could be typed again: what is not at its default."""
+    words = ["manyheads", "xray", *([options.model] if options.model else [])]
+    defaults = {"tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "bos": False}
+    for name in ("revision", "assume", "text", "tokens", "bos", "context", "dtype", "device", "threads", "seed", "output"):
+        value = getattr(options, name)
+        if value and value != defaults.get(name):
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(words)

@@ -1,0 +1,367 @@
+"""The x-ray of a real model: what it is, what it costs, what it makes of text, and whether the price was right.
+
+The object's schema is documented in docs/xray-json.md; the tables are made from it alone (models.xray_tables), so that
+what is printed and what was measured cannot differ.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from manyheads.checkpoints import Checkpoint, open_model
+from manyheads.checkpoints.locate import Located, locate
+from manyheads.cost.engines import engine_answers
+from manyheads.cost.model import cache_bytes
+from manyheads.cost.price import default_context, default_source_tokens, price
+from manyheads.cost.whatif import what_if
+from manyheads.cost.workload import Workload
+from manyheads.errors import BackendError, ManyheadsError
+from manyheads.models.counting import check_parameters
+from manyheads.models.held import CacheCheck, Inputs, measure_cache, prompt_length
+from manyheads.models.load import Loaded, check_runnable, load_model
+from manyheads.models.reading import Reading
+from manyheads.models.scoring import MOST_WINDOW, Scores, score, shuffled, token_ids
+from manyheads.report.units import duration
+from manyheads.report.value import Report
+from manyheads.spec.kv import Heads
+from manyheads.spec.stack import StackSpec
+
+__all__ = ["MOST_TOKENS", "SCHEMA", "Request", "xray"]
+
+SCHEMA = "manyheads.xray/1"
+MOST_TOKENS = 8_192
+KV_DTYPE = "bf16"
+_CONTEXTS = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
+_CHARACTERS_A_TOKEN = 64
+_SECONDS_BETWEEN_WORDS = 5.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked. `model`: as for `manyheads cost`, but with weights; `reading`: the text; `tokens`: the first so many
+    of it; `contexts`: tokens to price, () for the model's own; `threads`: of torch, 0 for its own choice; `dtype` and
+    `device`: what it runs in and where; `bos`: a beginning-of-text token before each window; `command`: as it was typed.
+    """
+
+    model: str
+    reading: Reading
+    revision: str | None = None
+    assume: str = ""
+    tokens: int = MOST_TOKENS
+    contexts: tuple[int, ...] = ()
+    threads: int = 0
+    dtype: str = "fp32"
+    device: str = "cpu"
+    bos: bool = False
+    seed: int = 0
+    command: str = "manyheads xray"
+
+
+def xray(request: Request, *, say: Say = lambda _: None) -> Report:
+    """Loads the model, runs it on the text, and compares what it holds with what was predicted.
+
+    `say` is told what is being done. Raises ManyheadsError, one line, where the model or the text cannot be had; numbers
+    that disagree raise nothing: they are in the report, and its `data["agrees"]` is False.
+    """
+    located = locate(request.model)
+    check_runnable(located)
+    checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
+    loaded = _loaded(request, located, checkpoint, say)
+    try:
+        measured = _measured(request, checkpoint.stack, loaded, say)
+    except ManyheadsError:
+        raise
+    except Exception as error:  # noqa: BLE001  a model of transformers that does not run is not a bug of ours
+        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise BackendError(f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first})") from error
+    return _report(request, checkpoint, loaded, measured)
+
+
+def _loaded(request: Request, located: Located, checkpoint: Checkpoint, say: Say) -> Loaded:
+    import torch
+
+    if request.threads:
+        torch.set_num_threads(request.threads)
+    say(f"loading {checkpoint.name} in {request.dtype} on {request.device}")
+    loaded = load_model(
+        located, checkpoint.stack, revision=request.revision, dtype=request.dtype, device=request.device, say=say
+    )
+    say(f"loaded in {duration(loaded.seconds)}")
+    return loaded
+
+
+@dataclass
+class _Tokens:
+    """The tokens to run on, and why they cannot be scored where they cannot; `seconds` goes up as work is done."""
+
+    ids: list[int]
+    of_text: bool
+    no_score: str = ""
+
+
+def _measured(request: Request, stack: StackSpec, loaded: Loaded, say: Say) -> dict[str, Any]:
+    tokens = _tokens(request, stack, loaded)
+    timings = {"load_seconds": loaded.seconds}
+    parameters = check_parameters(loaded.model, stack).as_dict()
+    text = _text(request, stack, loaded, tokens, say)
+    say("looking into its cache" if stack.decoder is not None else "running it once")
+    began = time.perf_counter()
+    cache = _cache(request, stack, loaded, tokens)
+    timings["cache_seconds"] = time.perf_counter() - began
+    if stack.decoder is None:
+        text["forward"] = _forward(loaded.model, tokens.ids[: _window(stack, bos=False)])
+    return {"parameters": parameters, "text": text, "cache": cache.as_dict(), "timings": timings}
+
+
+def _tokens(request: Request, stack: StackSpec, loaded: Loaded) -> _Tokens:
+    """Tokens of the text, or random ones where the model has no tokenizer that fits it: memory does not mind."""
+    vocabulary = loaded.model.get_input_embeddings().weight.shape[0] if stack.vocab_size else 0
+    why = loaded.without_tokenizer
+    if not why:
+        text = request.reading.text[: _CHARACTERS_A_TOKEN * request.tokens]
+        named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
+        ids = token_ids(loaded.tokenizer, text, most=request.tokens, named=named)
+        if max(ids) < vocabulary:
+            return _Tokens(ids, of_text=True, no_score=_no_score(stack, loaded.model))
+        why = f"its tokenizer makes token {max(ids):,}, and the model knows {vocabulary:,}"
+    import torch
+
+    draw = torch.Generator().manual_seed(request.seed)
+    ids = torch.randint(0, max(vocabulary, 1), (prompt_length(stack) + 1,), generator=draw).tolist()
+    return _Tokens(ids, of_text=False, no_score=why)
+
+
+def _no_score(stack: StackSpec, model: Any) -> str:
+    """Why a perplexity of left-to-right prediction does not exist for this model; "" where it does."""
+    if stack.decoder is None:
+        return "an encoder sees both sides of a token, so it does not predict the next one and has no perplexity of that kind"
+    if stack.encoder is not None:
+        return "its decoder speaks about what the encoder read (a translation, a transcript), not about running text"
+    if model.get_output_embeddings() is None:
+        return "it was saved without a language head, so it predicts no tokens"
+    return ""
+
+
+def _window(stack: StackSpec, *, bos: bool) -> int:
+    limit = stack.context or stack.main.position_rows or MOST_WINDOW
+    return max(min(MOST_WINDOW, limit - bos), 2)
+
+
+def _text(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens, say: Say) -> dict[str, Any]:
+    reading = request.reading
+    window = _window(stack, bos=request.bos)
+    told: dict[str, Any] = {
+        "name": reading.name, "sha256": reading.sha256, "shipped": reading.shipped, "tokens": 0, "window": window,
+        "first_token_of_window_scored": False, "bos": request.bos, "tokenizer_adds_bos": False, "reason": tokens.no_score,
+        "scores": None, "shuffled": None,
+    }  # fmt: skip
+    if not tokens.of_text:
+        return told
+    told |= {"tokens": len(tokens.ids), "tokenizer_adds_bos": _adds_bos(loaded.tokenizer)}
+    if tokens.no_score:
+        return told
+    bos = _bos(loaded.tokenizer) if request.bos else None
+    runs = (("scores", reading.name, tokens.ids), ("shuffled", "the same tokens shuffled", shuffled(tokens.ids, request.seed)))
+    for key, what, ids in runs:
+        say(f"reading {len(ids):,} tokens: {what}")
+        told[key] = _scored(score(loaded.model, ids, window=window, bos=bos, say=_pace(say)))
+    first, control = told["scores"]["loss"], told["shuffled"]["loss"]
+    told["times_more_perplexed_when_shuffled"] = (
+        math.exp(min(control - first, 700.0)) if first is not None and control is not None else None
+    )
+    return told
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    return tokenizer.bos_token_id is not None and list(tokenizer("a")["input_ids"])[:1] == [tokenizer.bos_token_id]
+
+
+def _bos(tokenizer: Any) -> int:
+    if tokenizer.bos_token_id is None:
+        raise ManyheadsError("--bos: this model's tokenizer has no beginning-of-text token; leave the option out")
+    return int(tokenizer.bos_token_id)
+
+
+def _scored(found: Scores) -> dict[str, Any]:
+    """As JSON, which knows no infinity: what is not finite is null."""
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "scored_tokens": found.scored,
+        "loss": finite(found.loss),
+        "perplexity": finite(found.perplexity),
+        "windows": [{"tokens": n, "loss": finite(loss)} for loss, n in zip(found.losses, found.counts, strict=True)],
+        "seconds": found.seconds,
+    }
+
+
+def _pace(say: Say) -> Callable[[int, int], None]:
+    """Words about progress, but not more often than a person reads them."""
+    last = time.perf_counter()
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        if time.perf_counter() - last > _SECONDS_BETWEEN_WORDS:
+            last = time.perf_counter()
+            say(f"  {done:,} of {total:,} tokens")
+
+    return told
+
+
+def _cache(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens) -> CacheCheck:
+    if stack.decoder is None:
+        return measure_cache(loaded.model, stack, Inputs(()), dtype=request.dtype, seed=request.seed)
+    wanted = prompt_length(stack) + 1
+    ids = (tokens.ids * -(-wanted // len(tokens.ids)))[:wanted]
+    inputs = Inputs(tuple(ids))
+    if stack.encoder is not None:
+        inputs = replace(inputs, **_source(request, stack, loaded.model, ids))
+    return measure_cache(loaded.model, stack, inputs, dtype=request.dtype, seed=request.seed)
+
+
+def _source(request: Request, stack: StackSpec, model: Any, ids: Sequence[int]) -> dict[str, Any]:
+    """What the encoder reads: the same tokens, or for speech noise as long as the model's whole window."""
+    import torch
+
+    assert stack.encoder is not None
+    name = model.main_input_name
+    if name == "input_ids":
+        limit = stack.encoder.position_rows or stack.context or len(ids)
+        return {"source": torch.tensor([ids[:limit]]), "source_name": name}
+    config = model.config
+    frames = 2 * config.max_source_positions  # the convolutions in front halve them
+    draw = torch.Generator().manual_seed(request.seed)
+    noise = torch.randn(1, config.num_mel_bins, frames, generator=draw).to(model.dtype)
+    return {"source": noise, "source_name": name}
+
+
+def _forward(model: Any, ids: Sequence[int]) -> dict[str, Any]:
+    """One forward run of an encoder: what it gives and whether it is finite."""
+    import torch
+
+    began = time.perf_counter()
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([list(ids)], device=model.device))[0]
+    return {
+        "tokens": len(ids), "output_shape": list(out.shape), "finite": bool(torch.isfinite(out).all()),
+        "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+
+
+def _report(request: Request, checkpoint: Checkpoint, loaded: Loaded, measured: Mapping[str, Any]) -> Report:
+    from manyheads.models.surroundings import machine, versions
+    from manyheads.models.xray_tables import tables, verdict
+
+    stack = checkpoint.stack
+    contexts = list(request.contexts) or _default_contexts(stack)
+    cost = price(
+        stack, context=contexts, weight_dtype=checkpoint.weight_dtype or KV_DTYPE, kv_dtype=KV_DTYPE,
+        weight_bytes=checkpoint.stored_bytes or 0, name=checkpoint.name, source=checkpoint.source,
+        notes=checkpoint.notes,
+    )  # fmt: skip
+    data: dict[str, Any] = {
+        "schema": SCHEMA, "model": checkpoint.name, "source": checkpoint.source, "family": checkpoint.family,
+        "class": type(loaded.model).__name__, "shape": _shape(checkpoint, loaded.model), **measured,
+    }  # fmt: skip
+    data["agrees"] = data["parameters"]["equal"] and data["cache"]["equal"]
+    data["notes"] = [*checkpoint.notes, *loaded.notes, *_odd_fields(checkpoint)]
+    data["cost"] = dict(cost.data)
+    data["cache_curve"] = _curve(stack, contexts)
+    data |= {
+        "command": request.command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "seed": request.seed,
+        "dtype": request.dtype, "device": request.device, "machine": machine(), "versions": versions(),
+        "unpacked": loaded.kept, "next_command": _next_command(request, checkpoint),
+    }  # fmt: skip
+    return Report(
+        title=cost.title,
+        tables=tables(data, cost.tables),
+        data=data,
+        notes=(verdict(data), *data["notes"]),
+        next_command=data["next_command"],
+    )
+
+
+def _default_contexts(stack: StackSpec) -> list[int]:
+    limit = default_context(stack)
+    return [*(tokens for tokens in _CONTEXTS if tokens < limit), limit][-5:]
+
+
+def _odd_fields(checkpoint: Checkpoint) -> list[str]:
+    keys = checkpoint.unknown_keys
+    return [f"fields of the config that played no part: {', '.join(keys)}"] if keys else []
+
+
+def _shape(checkpoint: Checkpoint, model: Any) -> dict[str, Any]:
+    """The model's measures, those of its first attention where layers differ."""
+    stack = checkpoint.stack
+    first = next((a for block in stack.main.blocks for a in block.attentions), None)
+    kv = first.kv if first else None
+    return {
+        "layers": stack.layers,
+        "encoder_layers": len(stack.encoder.blocks) if stack.encoder and stack.decoder else 0,
+        "d_model": stack.main.d_model,
+        "num_attention_heads": first.num_heads if first else 0,
+        "num_key_value_heads": kv.num_kv_heads if isinstance(kv, Heads) else None,
+        "head_dim": first.head_dim if first else 0,
+        "vocab_size": stack.vocab_size,
+        "context": stack.context,
+        "stored_dtype": checkpoint.weight_dtype,
+        "stored_bytes": checkpoint.stored_bytes,
+        "attention_implementation": getattr(model.config, "_attn_implementation", "") or "",
+    }
+
+
+def _curve(stack: StackSpec, contexts: Sequence[int]) -> dict[str, Any]:
+    """Cache bytes of one sequence against context, ideal and in each engine that keeps one: what the plot shows."""
+    if stack.decoder is None:
+        return {"contexts": [], "series": []}
+    longest = max(1 << 14, *contexts, default_context(stack))
+    at = [1 << power for power in range(8, longest.bit_length()) if 1 << power < longest] + [longest]
+    source = [default_source_tokens(stack, tokens) for tokens in at]
+    ideal = [
+        int(cache_bytes(stack, Workload(tokens, source_tokens=behind, kv_dtype=KV_DTYPE)).total)
+        for tokens, behind in zip(at, source, strict=True)
+    ]
+    series: dict[str, list[int]] = {"ideal": ideal}
+    for tokens, behind in zip(at, source, strict=True):
+        for answer in engine_answers(stack, context=tokens, kv_dtype=KV_DTYPE, source_tokens=behind):
+            if answer.applies:
+                series.setdefault(f"{answer.engine} {answer.version}", []).append(answer.bytes)
+    return {
+        "kv_dtype": KV_DTYPE,
+        "contexts": at,
+        "series": [{"name": name, "bytes": held} for name, held in series.items() if len(held) == len(at)],
+    }
+
+
+_OTHER_HEADS = {"mha": ("mqa",), "gqa": ("mha", "mqa"), "mqa": ("mha",), "mla": ("mha",), "window": ("mqa",)}
+
+
+def _next_command(request: Request, checkpoint: Checkpoint) -> str:
+    """Pricing the same model with other heads: those that its shape allows."""
+    stack = checkpoint.stack
+    target = request.model if request.model in (checkpoint.source, "") else checkpoint.source
+    words = ["manyheads", "cost", shlex.quote(target)]
+    if request.revision:
+        words += ["--revision", shlex.quote(request.revision)]
+    if request.assume:
+        words += ["--assume", shlex.quote(request.assume)]
+    longest = default_context(stack)
+    words += ["--context", "8k" if longest >= 1 << 13 else str(longest)]
+    first = next((a for block in stack.main.blocks for a in block.attentions), None)
+    for change in _OTHER_HEADS.get(first.scheme if first else "", ()) if stack.decoder else ():
+        try:
+            what_if(stack, change)
+        except ManyheadsError:
+            continue
+        words += ["--what-if", change]
+    return " ".join(words)

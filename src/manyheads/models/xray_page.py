@@ -1,0 +1,80 @@
+"""The page of an x-ray: what stands first on it, and its plot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manyheads.models.xray_tables import verdict
+from manyheads.report import units
+from manyheads.report.html import Fact, render_html
+from manyheads.report.plot import Plot, Series
+from manyheads.report.value import Report
+
+__all__ = ["page"]
+
+_SHORT = {"transformers DynamicCache": "DynamicCache", "transformers StaticCache": "StaticCache"}
+_AFTER = "What do engines really hold?"
+
+
+def page(report: Report) -> str:
+    """The x-ray `report` as one HTML file."""
+    data: Any = report.data
+    sentence = verdict(data)
+    start, _, rest = sentence.partition(":")
+    judged = Fact(start[0].upper() + start[1:] + ":", rest.strip(), tone="good" if data["agrees"] else "bad")
+    shown = Report(report.title, report.tables, report.data, report.notes[1:], report.next_command)
+    made = f"Made by manyheads {data['versions']['manyheads']} on {data['date'][:10]}"
+    return render_html(shown, verdict=judged, facts=_facts(data), plots=_plots(data), made=made)
+
+
+def _facts(data: Any) -> tuple[Fact, ...]:
+    parameters, text, cache = data["parameters"], data["text"], data["cost"]["kv_cache"]
+    made = [
+        Fact(
+            "Parameters", units.count(parameters["loaded"]),
+            "as predicted" if parameters["equal"] else f"predicted {units.count(parameters['predicted'])}",
+            "" if parameters["equal"] else "bad",
+        ),
+        Fact("Attention", _heads(data["shape"]), f"{data['shape']['layers']} layers"),
+    ]  # fmt: skip
+    if cache["bytes_per_token"]:
+        made.append(Fact("Cache a token", units.gib(cache["bytes_per_token"]), f"in {data['cost']['kv_dtype']}"))
+        made.append(
+            Fact("Cache at its context", units.gib(cache["bytes"]), f"{units.tokens(data['cost']['context'])} tokens")
+        )
+    if text["scores"] and text["scores"]["perplexity"] is not None:
+        control = text["shuffled"]["perplexity"]
+        words = f"{control:,.0f} when shuffled" if control is not None else ""
+        made.append(Fact("Perplexity", f"{text['scores']['perplexity']:,.1f}", words))
+    return tuple(made)
+
+
+def _heads(shape: Any) -> str:
+    kv = shape["num_key_value_heads"]
+    heads = f"{shape['num_attention_heads']}" if kv is None else f"{shape['num_attention_heads']} / {kv}"
+    return f"{heads} x {shape['head_dim']}"
+
+
+def _plots(data: Any) -> tuple[Plot, ...]:
+    curve = data["cache_curve"]
+    if not curve["series"]:
+        return ()
+    series = tuple(
+        Series(each["name"], _short(each["name"]), tuple(each["bytes"])) for each in curve["series"]
+    )
+    first, last = curve["contexts"][0], curve["contexts"][-1]
+    ideal = curve["series"][0]["bytes"]
+    described = (
+        f"Bytes of the cache of one sequence in {curve['kv_dtype']} against its length, both on logarithmic axes: ideally "
+        f"{units.gib(ideal[0])} at {first:,} tokens and {units.gib(ideal[-1])} at {last:,}"
+    )
+    plot = Plot(
+        "Cache of one sequence, by context", described, "tokens", f"In {curve['kv_dtype']}, both axes logarithmic",
+        tuple(curve["contexts"]), series, after=_AFTER,
+    )  # fmt: skip
+    return (plot,)
+
+
+def _short(name: str) -> str:
+    plain = name.rpartition(" ")[0] or name
+    return _SHORT.get(plain, plain if len(plain) <= 14 else plain[:13] + "…")

@@ -1,0 +1,157 @@
+"""Lines on logarithmic axes as geometry: what a template needs to draw them as SVG. Text and colour are the page's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from manyheads.report import units
+
+__all__ = ["Drawing", "Label", "Line", "Plot", "Series", "Tick", "draw"]
+
+WIDTH, HEIGHT = 640, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 92, 150, 14, 62
+_LABEL_GAP = 24
+_MOST_TICKS = 7
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: its full name, a short one to stand at its end, and a value for each x, all positive."""
+
+    name: str
+    short: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Bytes against tokens, both logarithmic. `after`: the question of the table that it follows on the page."""
+
+    title: str
+    description: str
+    x_label: str
+    y_label: str
+    x: tuple[int, ...]
+    series: tuple[Series, ...]
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark on an axis: where, and its words. `minor`: may be left out where there is little room."""
+
+    at: float
+    text: str
+    minor: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """The points of a line as SVG wants them, the full names of all series that lie on it, and the value at its end."""
+
+    points: str
+    names: tuple[str, ...]
+    end: str
+    end_x: float
+    end_y: float
+
+
+@dataclass(frozen=True)
+class Label:
+    """Words at the end of a line, moved so that none covers another."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Everything in the coordinates of a box of `width` by `height`."""
+
+    plot: Plot
+    width: int
+    height: int
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    lines: tuple[Line, ...]
+    labels: tuple[Label, ...]
+
+
+def draw(plot: Plot) -> Drawing | None:
+    """The drawing of `plot`, series that are equal everywhere as one line; None where there is nothing to draw."""
+    series = [each for each in plot.series if len(each.values) == len(plot.x) and all(v > 0 for v in each.values)]
+    if len(plot.x) < 2 or not series:
+        return None
+    groups: dict[tuple[int, ...], list[Series]] = {}
+    for each in series:
+        groups.setdefault(each.values, []).append(each)
+    least, most = min(min(values) for values in groups), max(max(values) for values in groups)
+    low, high = math.floor(math.log2(least)), max(math.ceil(math.log2(most)), math.floor(math.log2(least)) + 1)
+    first, last = math.log2(plot.x[0]), math.log2(plot.x[-1])
+    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+
+    def across(x: float) -> float:
+        return round(_LEFT + (math.log2(x) - first) / (last - first) * (right - _LEFT), 1)
+
+    def down(y: float) -> float:
+        return round(bottom - (math.log2(y) - low) / (high - low) * (bottom - _TOP), 1)
+
+    lines = tuple(
+        Line(
+            " ".join(f"{across(x)},{down(y)}" for x, y in zip(plot.x, values, strict=True)),
+            tuple(each.name for each in members), units.gib(values[-1]), across(plot.x[-1]), down(values[-1]),
+        )
+        for values, members in groups.items()
+    )  # fmt: skip
+    x_ticks = tuple(
+        Tick(across(1 << power), _tokens(1 << power), bool(i % 2))
+        for i, power in enumerate(_powers(math.ceil(first), math.floor(last)))
+    )
+    y_ticks = tuple(Tick(down(1 << power), _bytes(power)) for power in _powers(low, high))
+    labels = _labels(lines, [members for members in groups.values()])
+    return Drawing(plot, WIDTH, HEIGHT, _LEFT, right, _TOP, bottom, x_ticks, y_ticks, lines, labels)
+
+
+def _powers(low: int, high: int) -> range:
+    step = 1
+    while (high - low) // step + 1 > _MOST_TICKS:
+        step *= 2
+    return range(low, high + 1, step)
+
+
+def _tokens(n: int) -> str:
+    for size, letter in ((1 << 20, "M"), (1 << 10, "k")):
+        if n % size == 0:
+            return f"{n // size}{letter}"
+    return str(n)
+
+
+def _bytes(power: int) -> str:
+    unit, rest = divmod(power, 10)
+    return f"{1 << rest} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[min(unit, 6)]}"
+
+
+def _labels(lines: tuple[Line, ...], members: list[list[Series]]) -> tuple[Label, ...]:
+    """From the lowest line up, each label beside its end or as far above the one below as needed; then pushed down from
+    the top where they ran out of it."""
+    order = sorted(range(len(lines)), key=lambda i: -lines[i].end_y)
+    places: dict[int, float] = {}
+    floor = float(HEIGHT)
+    for i in order:
+        places[i] = min(lines[i].end_y, floor)
+        floor = places[i] - _LABEL_GAP
+    ceiling = float(_TOP)
+    for i in reversed(order):
+        places[i] = max(places[i], ceiling)
+        ceiling = places[i] + _LABEL_GAP
+    made = []
+    for i, line in enumerate(lines):
+        more = f" + {len(members[i]) - 1}" if len(members[i]) > 1 else ""
+        made.append(Label(line.end_x + 12, round(places[i], 1), members[i][0].short + more))
+    return tuple(made)
