@@ -29,7 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bos", action="store_true", help="put the model's beginning-of-text token before each window")
     parser.add_argument("--context", metavar="N", default="", help="tokens to price: 8k; several with commas")
     parser.add_argument("--dtype", metavar="TYPE", default="fp32", help="run in fp32, bf16 or fp16 (default fp32)")
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="where torch runs it: cpu, cuda, mps (default cpu)")
+    parser.add_argument(
+        "--device", metavar="NAME", default="cpu", help="where torch runs it: cpu, cuda, mps (default cpu)"
+    )
     parser.add_argument("--threads", metavar="N", default="", help="threads of torch (default: its own choice)")
     add_seed(parser)
     add_json(parser)
@@ -87,7 +89,9 @@ def _targets(folder: str) -> tuple[str, str]:
         path = os.path.join(folder, name)
         check_target(path)
         if os.path.lexists(path) and not _starts_with(path, sign):
-            raise ManyheadsError(f"{path} is not an earlier x-ray and stays as it is; --output FOLDER names another place")
+            raise ManyheadsError(
+                f"{path} is not an earlier x-ray and stays as it is; --output FOLDER names another place"
+            )
     return os.path.join(folder, JSON_NAME), os.path.join(folder, HTML_NAME)
 
 
@@ -133,7 +137,19 @@ def _command(options: argparse.Namespace) -> str:
     """The command as it could be typed again: what is not at its default."""
     words = ["manyheads", "xray", *([options.model] if options.model else [])]
     defaults = {"tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "bos": False}
-    for name in ("revision", "assume", "text", "tokens", "bos", "context", "dtype", "device", "threads", "seed", "output"):
+    for name in (
+        "revision",
+        "assume",
+        "text",
+        "tokens",
+        "bos",
+        "context",
+        "dtype",
+        "device",
+        "threads",
+        "seed",
+        "output",
+    ):
         value = getattr(options, name)
         if value and value != defaults.get(name):
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]

@@ -61,9 +61,7 @@ def check_parameters(model: Any, stack: StackSpec) -> ParameterCheck:
     if found.equal:
         return found
     missing, extra = _by_name(parameters | buffers, model.config, stack)
-    return ParameterCheck(
-        found.predicted, found.loaded, found.predicted_buffers, found.loaded_buffers, missing, extra
-    )
+    return ParameterCheck(found.predicted, found.loaded, found.predicted_buffers, found.loaded_buffers, missing, extra)
 
 
 def _by_name(

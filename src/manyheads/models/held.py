@@ -110,7 +110,9 @@ def measure_cache(model: Any, stack: StackSpec, inputs: Inputs, *, dtype: str, s
     tensors = list(_tensors(cache))
     if not tensors:
         kind = type(cache).__name__
-        return CacheCheck((), kind=kind, reason=f"its cache ({kind}) holds no keys, values or states that are known here")
+        return CacheCheck(
+            (), kind=kind, reason=f"its cache ({kind}) holds no keys, values or states that are known here"
+        )
     kind, source = type(cache).__name__, run.source_tokens
     after_prefill = _sizes(tensors)
     run.step(cache, prompt)

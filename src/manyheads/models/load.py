@@ -109,7 +109,7 @@ def load_model(
         else:
             loaded = _from_folder(_folder(found, revision, say), stack, dtype)
         try:
-            loaded.model.eval().requires_grad_(False).to(place)
+            loaded.model.eval().requires_grad_(requires_grad=False).to(place)
         except (RuntimeError, MemoryError) as error:
             raise BackendError(f"the model does not go onto {device}: {_first_line(error)}") from None
     return replace(loaded, seconds=time.perf_counter() - began)
@@ -122,7 +122,9 @@ def _device(name: str) -> Any:
         place = torch.device(name)
         torch.zeros(1, device=place)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise BackendError(f"--device {name}: {_first_line(error)}; valid: {DEVICES}, where this machine has it") from None
+        raise BackendError(
+            f"--device {name}: {_first_line(error)}; valid: {DEVICES}, where this machine has it"
+        ) from None
     if place.type == "meta":
         raise BackendError(f"--device {name}: nothing is computed there; valid: {DEVICES}")
     return place
@@ -215,7 +217,7 @@ def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tu
         )
     except ManyheadsError:
         raise
-    except Exception as error:  # noqa: BLE001  whatever a foreign loader raises on a file is the file's fault
+    except Exception as error:  # whatever a foreign loader raises on a file is the file's fault
         raise CheckpointError(
             f"{shown_path(os.path.join(folder, gguf) if gguf else folder)}: transformers {transformers.__version__} "
             f"cannot load it ({_loading_reason(error)})"
@@ -236,9 +238,9 @@ def _class_for(config: Any, stack: StackSpec) -> Any:
 
     for name in config.architectures or ():
         named = getattr(transformers, name, None) if str(name).isidentifier() else None
-        if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
-            if named.config_class is type(config):
-                return named
+        ours = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+        if ours and getattr(named, "config_class", None) is type(config):
+            return named
     if stack.decoder is None or stack.head == "none":
         return transformers.AutoModel
     if stack.encoder is None:

@@ -78,9 +78,11 @@ def xray(request: Request, *, say: Say = lambda _: None) -> Report:
         measured = _measured(request, checkpoint.stack, loaded, say)
     except ManyheadsError:
         raise
-    except Exception as error:  # noqa: BLE001  a model of transformers that does not run is not a bug of ours
+    except Exception as error:  # a model of transformers that does not run is not a bug of ours
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise BackendError(f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first})") from error
+        raise BackendError(
+            f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first})"
+        ) from error
     return _report(request, checkpoint, loaded, measured)
 
 
@@ -168,7 +170,10 @@ def _text(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens, s
     if tokens.no_score:
         return told
     bos = _bos(loaded.tokenizer) if request.bos else None
-    runs = (("scores", reading.name, tokens.ids), ("shuffled", "the same tokens shuffled", shuffled(tokens.ids, request.seed)))
+    runs = (
+        ("scores", reading.name, tokens.ids),
+        ("shuffled", "the same tokens shuffled", shuffled(tokens.ids, request.seed)),
+    )
     for key, what, ids in runs:
         say(f"reading {len(ids):,} tokens: {what}")
         told[key] = _scored(score(loaded.model, ids, window=window, bos=bos, say=_pace(say)))

@@ -12,7 +12,12 @@ from manyheads.report.value import Report
 
 __all__ = ["page"]
 
-_SHORT = {"transformers DynamicCache": "DynamicCache", "transformers StaticCache": "StaticCache"}
+_SHORT = {
+    "transformers DynamicCache": "DynamicCache",
+    "transformers StaticCache": "StaticCache",
+    "transformers DynamicCache, MLA expanded": "MLA expanded",
+    "vLLM without its hybrid cache manager": "vLLM, all full",
+}
 _AFTER = "What do engines really hold?"
 
 
@@ -59,9 +64,7 @@ def _plots(data: Any) -> tuple[Plot, ...]:
     curve = data["cache_curve"]
     if not curve["series"]:
         return ()
-    series = tuple(
-        Series(each["name"], _short(each["name"]), tuple(each["bytes"])) for each in curve["series"]
-    )
+    series = tuple(Series(each["name"], _short(each["name"]), tuple(each["bytes"])) for each in curve["series"])
     first, last = curve["contexts"][0], curve["contexts"][-1]
     ideal = curve["series"][0]["bytes"]
     described = (
@@ -77,4 +80,4 @@ def _plots(data: Any) -> tuple[Plot, ...]:
 
 def _short(name: str) -> str:
     plain = name.rpartition(" ")[0] or name
-    return _SHORT.get(plain, plain if len(plain) <= 14 else plain[:13] + "…")
+    return _SHORT.get(plain, plain if len(plain) <= 14 else f"{plain[:13]}…")

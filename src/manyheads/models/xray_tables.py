@@ -30,9 +30,7 @@ def tables(data: Data, priced: tuple[Table, ...]) -> tuple[Table, ...]:
 def verdict(data: Data) -> str:
     """One sentence: whether what was measured is what was predicted."""
     cache, parameters = data["cache"], data["parameters"]
-    compared = [
-        row for when in ("prefill", "step") for row in cache.get(when, {}).values() if row["equal"] is not None
-    ]
+    compared = [row for when in ("prefill", "step") for row in cache.get(when, {}).values() if row["equal"] is not None]
     wrong = sum(not row["equal"] for row in compared) + (not parameters["equal"])
     if wrong:
         return f"MISMATCH: {wrong} of {len(compared) + 1} numbers are not what was predicted; the tables show which"
@@ -164,7 +162,10 @@ def _run(data: Data) -> Table:
     rows = [
         ("command", data["command"]),
         ("date", data["date"]),
-        ("ran in", f"{data['dtype']} on {data['device']}, seed {data['seed']}, {data['shape']['attention_implementation']}"),
+        (
+            "ran in",
+            f"{data['dtype']} on {data['device']}, seed {data['seed']}, {data['shape']['attention_implementation']}",
+        ),
         ("machine", f"{own['processor']}, {own['threads']} threads of {own['cores']} cores, {own['system']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in data["versions"].items())),
         ("loading", units.duration(spent["load_seconds"])),

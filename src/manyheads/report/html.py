@@ -49,7 +49,7 @@ def render_html(
         drawn = draw(plot)
         if drawn is not None:
             drawings.setdefault(plot.after, []).append(drawn)
-    return _template().render(
+    page: str = _template().render(
         report=report,
         generator=GENERATOR,
         verdict=verdict,
@@ -59,6 +59,7 @@ def render_html(
         json=_embedded(report.data),
         long_notes=_LONG_NOTES,
     )
+    return page
 
 
 def _embedded(data: Mapping[str, Any]) -> str:

@@ -59,11 +59,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Label:
-    """Words at the end of a line, moved so that none covers another."""
+    """Words at the end of a line, moved so that none covers another; `more`: how many other series lie on it."""
 
     x: float
     y: float
     text: str
+    more: int
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def draw(plot: Plot) -> Drawing | None:
         for i, power in enumerate(_powers(math.ceil(first), math.floor(last)))
     )
     y_ticks = tuple(Tick(down(1 << power), _bytes(power)) for power in _powers(low, high))
-    labels = _labels(lines, [members for members in groups.values()])
+    labels = _labels(lines, list(groups.values()))
     return Drawing(plot, WIDTH, HEIGHT, _LEFT, right, _TOP, bottom, x_ticks, y_ticks, lines, labels)
 
 
@@ -150,8 +151,7 @@ def _labels(lines: tuple[Line, ...], members: list[list[Series]]) -> tuple[Label
     for i in reversed(order):
         places[i] = max(places[i], ceiling)
         ceiling = places[i] + _LABEL_GAP
-    made = []
-    for i, line in enumerate(lines):
-        more = f" + {len(members[i]) - 1}" if len(members[i]) > 1 else ""
-        made.append(Label(line.end_x + 12, round(places[i], 1), members[i][0].short + more))
-    return tuple(made)
+    return tuple(
+        Label(line.end_x + 12, round(places[i], 1), members[i][0].short, len(members[i]) - 1)
+        for i, line in enumerate(lines)
+    )
