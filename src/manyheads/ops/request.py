@@ -12,7 +12,7 @@ from manyheads.ops.bias import Additive
 from manyheads.ops.masks import dense
 from manyheads.ops.predicates import Everything, Grid, Visible, grid
 
-__all__ = ["Request", "group", "request", "ungroup", "wide"]
+__all__ = ["Request", "group", "pairs", "ranked", "request", "ungroup", "wide"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +43,11 @@ def ungroup(x: Tensor, heads: int) -> Tensor:
     """(b, k, g·t, d) -> (b, h, t, d): the inverse of `group`."""
     b, k, rows, d = x.shape
     return x.reshape(b, heads, rows * k // heads, d)
+
+
+def ranked(tensor: Tensor) -> Tensor:
+    """A view with four axes, right-aligned against (batch, heads, queries, keys)."""
+    return tensor[(None,) * (4 - tensor.dim())]
 
 
 def request(

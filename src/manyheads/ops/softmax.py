@@ -16,7 +16,7 @@ from manyheads.ops.bias import Additive
 from manyheads.ops.predicates import Everything, Visible
 from manyheads.ops.request import Request, group, pairs, request, ungroup, wide
 
-__all__ = ["attention", "scores"]
+__all__ = ["STAGES", "attention", "probabilities", "scores"]
 
 STAGES = ("scaled", "capped", "masked", "probabilities")
 
@@ -54,7 +54,7 @@ def attention(
     asked = request(
         q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout, offset=offset
     )
-    weights = _probabilities(_masked(_capped(_scaled(q, k, asked), asked), q, k, asked), asked)
+    weights = probabilities(_masked(_capped(_scaled(q, k, asked), asked), q, k, asked), sinks)
     mixed = weights
     if dropout:
         seed = drop.seed(q.device)
@@ -90,8 +90,27 @@ def scores(
     if stage in ("masked", "probabilities"):
         logits = _masked(logits, q, k, asked)
     if stage == "probabilities":
-        logits = _probabilities(logits, asked)
+        logits = probabilities(logits, sinks)
     return logits.to(q.dtype)
+
+
+def probabilities(logits: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """exp(l) / (sum of exp(l) + exp(sink)) over the last axis, in the dtype of the logits; a row of -inf becomes zeros.
+
+    `sinks` (h,) belong to axis -3 of the logits (.., h, t, s); None for none.
+    """
+    if not logits.shape[-1]:
+        return logits
+    top = logits.detach().amax(-1, keepdim=True)
+    sinks = None if sinks is None else sinks.to(logits.dtype)[:, None, None]
+    if sinks is not None:
+        top = torch.maximum(top, sinks.detach())
+    top = torch.where(top == -torch.inf, 0.0, top)
+    powers = torch.exp(logits - top)
+    total = powers.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks - top)
+    return powers / torch.where(total == 0, 1.0, total)
 
 
 def _scaled(q: Tensor, k: Tensor, asked: Request) -> Tensor:
@@ -111,19 +130,3 @@ def _masked(logits: Tensor, q: Tensor, k: Tensor, asked: Request) -> Tensor:
     if isinstance(asked.visible, Everything):
         return logits
     return torch.where(asked.visible.tile(at), logits, -torch.inf)
-
-
-def _probabilities(logits: Tensor, asked: Request) -> Tensor:
-    """softmax over the keys, the sinks in the denominator; a row of -inf becomes zeros."""
-    if not logits.shape[-1]:
-        return logits
-    top = logits.detach().amax(-1, keepdim=True)
-    sinks = None if asked.sinks is None else asked.sinks.to(logits.dtype).view(1, -1, 1, 1)
-    if sinks is not None:
-        top = torch.maximum(top, sinks.detach())
-    top = torch.where(top == -torch.inf, 0.0, top)
-    powers = torch.exp(logits - top)
-    total = powers.sum(-1, keepdim=True)
-    if sinks is not None:
-        total = total + torch.exp(sinks - top)
-    return powers / torch.where(total == 0, 1.0, total)
