@@ -124,16 +124,13 @@ def _read(fields: Fields, family: Family, assume: str) -> tuple[StackSpec, list[
         from manyheads.checkpoints.encoders import read_encoder
 
         stack, notes, doubts = read_encoder(fields, family)
-        _settle(fields, [*doubts, *_telltales(fields)], family, assume)
+        _settle(fields, [*doubts, *_telltales(fields)], family, assume, notes)
         return stack, notes
     from manyheads.checkpoints.decoder import read_decoder
 
     draft = read_decoder(fields, family)
-    doubts = [*draft.doubts, *_telltales(fields)]
-    if _settle(fields, doubts, family, assume):
+    if _settle(fields, [*draft.doubts, *_telltales(fields)], family, assume, draft.notes):
         draft.assume_full()
-        what = ", ".join(f"{doubt.key} {shown(doubt.value)}" for doubt in doubts[:3])
-        draft.notes.append(f"plain full attention is assumed on every layer; not understood: {what}")
     return build_decoder(draft), draft.notes
 
 
@@ -145,8 +142,8 @@ def _telltales(fields: Fields) -> list[Doubt]:
     ]
 
 
-def _settle(fields: Fields, doubts: list[Doubt], family: Family, assume: str) -> bool:
-    """Whether full attention has to be assumed; raises where that was not asked for."""
+def _settle(fields: Fields, doubts: list[Doubt], family: Family, assume: str, notes: list[str]) -> bool:
+    """Whether full attention has to be assumed, told in `notes`; raises where that was not asked for."""
     if not doubts:
         return False
     if assume != "full":
@@ -156,6 +153,8 @@ def _settle(fields: Fields, doubts: list[Doubt], family: Family, assume: str) ->
             f"{first.key} = {shown(first.value)} is not understood{more}: {first.why}; read as {family.name}. "
             "`--assume full` prices plain full attention instead"
         )
+    what = ", ".join(f"{doubt.key} {shown(doubt.value)}" for doubt in doubts[:3])
+    notes.append(f"plain full attention is assumed on every layer; not understood: {what}")
     return True
 
 

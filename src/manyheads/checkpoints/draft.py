@@ -18,7 +18,7 @@ FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked
 KINDS = (FULL, SLIDING, CHUNKED, LINEAR)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Doubt:
     """A setting that changes attention in a way that is not understood: its key, its value and what is missing."""
 

@@ -46,7 +46,7 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 # Names that announce another kind of attention, or another kind of cache.
-_TELLTALE = re.compile(
+_TELLTALE = (
     r"window|sliding|latent|lora_rank|linear_|ssm|mamba|rwkv|retention|recurrent|state|delta_net|layer_types|layer_type|"
     r"chunk|block_type|block_pattern|layers_block|sparse|kv_shar|shared_kv|kv_reuse|cross_layer|cla_|compress|conv|"
     r"^index_|_index_|indexer|nsa_|dsa_|moba|attention|attn|kv_|_kv|qk_|head_dim|num_heads|alibi|hybrid|lightning|"
@@ -66,4 +66,4 @@ def is_harmless(key: str) -> bool:
 
 def is_telltale(key: str) -> bool:
     """Whether the name of `key` announces something about attention or its cache."""
-    return _TELLTALE.search(key.lower()) is not None
+    return re.search(_TELLTALE, key.lower()) is not None

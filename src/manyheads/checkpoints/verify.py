@@ -89,23 +89,36 @@ def check_header(
         made = check_header(tensors, family, smaller[0], source=source, config=config, nested=nested)
         return made and replace(made, notes=(smaller[1], *made.notes))
     extra = _unexplained(tensors, wanted, found, family, stack, aliases)
-    notes = []
-    tasks = [name for name in extra if any(re.search(pattern, name) for pattern in family.task_heads)]
-    if tasks:
-        elements = sum(tensors[name].elements for name in tasks)
-        notes.append(f"{elements} parameters in {len(tasks)} tensors are a task's head, not counted ({tasks[0]})")
-        extra = [name for name in extra if name not in set(tasks)]
+    extra = [name for name in extra if not (method and _SCALES.search(name))]
+    extra, notes = _set_aside(extra, tensors, family)
     if nested:
-        begins = tuple({new for _, new in rename} or {"model.", "lm_head."})
-        outside = [name for name in extra if not name.startswith(begins) or not begins[0]]
-        notes.append(f"{len(outside)} tensors outside the text model are left out") if outside else None
-        extra = [name for name in extra if name not in set(outside)]
+        extra, notes = _inside(extra, rename, notes)
     if missing or extra:
         _refuse(missing, extra, len(tensors), family, source)
-    notes += [
-        f"{name} is stored although the head is tied; it is counted once" for name in sorted(aliases & set(tensors))
-    ]
+    again = sorted(aliases & set(tensors))
+    notes += [f"{name} is stored although the head is tied; it is counted once" for name in again]
     return _summary(tensors, wanted, found, stack, source, notes, method)
+
+
+def _set_aside(extra: list[str], tensors: Mapping[str, TensorInfo], family: Family) -> tuple[list[str], list[str]]:
+    """The unexplained tensors without those of a task's head, and a note on these."""
+    tasks = {name for name in extra if any(re.search(pattern, name) for pattern in family.task_heads)}
+    if not tasks:
+        return extra, []
+    elements = sum(tensors[name].elements for name in tasks)
+    note = f"{elements} parameters in {len(tasks)} tensors are a task's head, not counted ({min(tasks)})"
+    return [name for name in extra if name not in tasks], [note]
+
+
+def _inside(extra: list[str], rename: tuple[tuple[str, str], ...], notes: list[str]) -> tuple[list[str], list[str]]:
+    """The unexplained tensors that begin as the text model's do; the others belong to the rest of a larger model."""
+    begins = tuple(
+        {new for _, new in rename if new} or {"model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."}
+    )
+    kept = [name for name in extra if name.startswith(begins)]
+    if len(kept) < len(extra):
+        notes = [*notes, f"{len(extra) - len(kept)} tensors outside the text model are left out"]
+    return kept, notes
 
 
 def _quantisation(config: Mapping[str, Any]) -> str:
@@ -196,7 +209,7 @@ def _unexplained(
     ignored = [re.compile(pattern.replace("{layers}", str(stack.layers))) for pattern in family.ignored]
     extra = []
     for name, tensor in tensors.items():
-        if name in used or name in wanted or any(pattern.search(name) for pattern in ignored) or _SCALES.search(name):
+        if name in used or name in wanted or any(pattern.search(name) for pattern in ignored):
             continue
         if name in aliases and tensor.shape == (stack.vocab_size, stack.main.d_model):
             continue
