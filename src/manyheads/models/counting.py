@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manyheads.checkpoints.families import family
@@ -20,14 +20,16 @@ _MOST_NAMES = 200_000
 class ParameterCheck:
     """Elements predicted and loaded; a tied table counts once, and buffers that are stored are counted apart.
 
-    `missing`: tensors that were predicted and are not there or have another size; `extra`: the other way round, each
-    (name, elements). Both are looked up only where the numbers differ.
+    `task_head`: elements of a head for a task (masked words, a class), which stands on the model and is no part of what
+    is priced. `missing`: tensors that were predicted and are not there or have another size; `extra`: the other way
+    round, each (name, elements). Both are looked up only where the numbers differ.
     """
 
     predicted: int
     loaded: int
     predicted_buffers: int
     loaded_buffers: int
+    task_head: int = 0
     missing: tuple[tuple[str, int], ...] = ()
     extra: tuple[tuple[str, int], ...] = ()
 
@@ -43,6 +45,7 @@ class ParameterCheck:
             "loaded": self.loaded,
             "predicted_buffers": self.predicted_buffers,
             "loaded_buffers": self.loaded_buffers,
+            "task_head": self.task_head,
             "equal": self.equal,
             "missing": [{"name": name, "elements": n} for name, n in self.missing],
             "extra": [{"name": name, "elements": n} for name, n in self.extra],
@@ -54,14 +57,17 @@ def check_parameters(model: Any, stack: StackSpec) -> ParameterCheck:
     inventory = weights(stack)
     predicted = count(inventory)
     predicted_buffers = count(inventory, buffers=True) - predicted
-    stored = set(model.state_dict())
-    parameters = {name: tensor.numel() for name, tensor in model.named_parameters()}
-    buffers = {name: tensor.numel() for name, tensor in model.named_buffers() if name in stored}
-    found = ParameterCheck(predicted, sum(parameters.values()), predicted_buffers, sum(buffers.values()))
+    body = model.base_model if stack.head == "none" else model
+    stored = set(body.state_dict())
+    parameters = {name: tensor.numel() for name, tensor in body.named_parameters()}
+    buffers = {name: tensor.numel() for name, tensor in body.named_buffers() if name in stored}
+    loaded = sum(parameters.values())
+    head = sum(tensor.numel() for tensor in model.parameters()) - loaded
+    found = ParameterCheck(predicted, loaded, predicted_buffers, sum(buffers.values()), head)
     if found.equal:
         return found
     missing, extra = _by_name(parameters | buffers, model.config, stack)
-    return ParameterCheck(found.predicted, found.loaded, found.predicted_buffers, found.loaded_buffers, missing, extra)
+    return replace(found, missing=missing, extra=extra)
 
 
 def _by_name(

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models import unpacked
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["DEMO_COMMAND", "DEVICES", "DTYPES", "Loaded", "check_runnable", "demo_model", "load_model"]
+__all__ = ["DEMO_COMMAND", "DEVICES", "DTYPES", "Loaded", "check_runnable", "demo_model", "hushed", "load_model"]
 
 DTYPES = ("fp32", "bf16", "fp16")
 DEVICES = "cpu, cuda, cuda:N, mps or xpu"
@@ -102,8 +103,8 @@ def load_model(
     check_runnable(found)
     place = _device(device)
     _check_fits(stack, dtype, place)
-    began = time.perf_counter()
-    with _quiet():
+    with hushed():
+        began = time.perf_counter()
         if found.kind == "gguf":
             loaded = _from_gguf(found.text, stack, dtype, say)
         else:
@@ -152,21 +153,27 @@ def _check_fits(stack: StackSpec, dtype: str, place: Any) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps transformers' warnings and, where nobody watches a terminal, its progress bars off stderr."""
+def hushed() -> Iterator[None]:
+    """Keeps the warnings of transformers and torch about a model from stderr, where our own progress is told."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    watched = sys.stderr is not None and sys.stderr.isatty()
     try:
-        with contextlib.nullcontext() if watched else contextlib.redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def _without_bars() -> contextlib.AbstractContextManager[object]:
+    """Where nobody watches a terminal, swallows progress bars that transformers draws without asking."""
+    watched = sys.stderr is not None and sys.stderr.isatty()
+    return contextlib.nullcontext() if watched else contextlib.redirect_stderr(io.StringIO())
 
 
 def _folder(found: Located, revision: str | None, say: Say) -> str:
@@ -199,7 +206,6 @@ def _from_folder(folder: str, stack: StackSpec, dtype: str) -> Loaded:
 
 def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tuple[Any, tuple[str, ...]]:
     """The model in `folder` as transformers loads it, every weight from the file, and what was left over."""
-    import torch
     import transformers
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -211,10 +217,15 @@ def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tu
             # Without it the weights of some families stay packed where the `kernels` package is installed.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         kind = _class_for(config, stack)
-        wanted = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-        model, info = kind.from_pretrained(
-            folder, config=config, dtype=wanted, use_safetensors=True, output_loading_info=True, **options
-        )
+        with _without_bars():
+            model, info = kind.from_pretrained(
+                folder,
+                config=config,
+                dtype=_torch_dtype(dtype),
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
     except ManyheadsError:
         raise
     except Exception as error:  # whatever a foreign loader raises on a file is the file's fault
@@ -307,7 +318,7 @@ def _torch_dtype(dtype: str) -> Any:
 
 
 def _dequantised(folder: str, name: str, stack: StackSpec, dtype: str, say: Say) -> Loaded:
-    say(f"dequantising {name} (about 20 s for 135 million parameters; done once)")
+    say(f"dequantising {name}: this takes a while, and is done once")
     model, notes = _pretrained(folder, stack, dtype, gguf=name)
     tokenizer, why = _tokenizer(folder, gguf=name)
     return Loaded(model, tokenizer, why, os.path.join(folder, name), notes=notes)

@@ -23,7 +23,7 @@ from manyheads.cost.workload import Workload
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.models.counting import check_parameters
 from manyheads.models.held import CacheCheck, Inputs, measure_cache, prompt_length
-from manyheads.models.load import Loaded, check_runnable, load_model
+from manyheads.models.load import Loaded, check_runnable, hushed, load_model
 from manyheads.models.reading import Reading
 from manyheads.models.scoring import MOST_WINDOW, Scores, score, shuffled, token_ids
 from manyheads.report.units import duration
@@ -75,7 +75,8 @@ def xray(request: Request, *, say: Say = lambda _: None) -> Report:
     checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
     loaded = _loaded(request, located, checkpoint, say)
     try:
-        measured = _measured(request, checkpoint.stack, loaded, say)
+        with hushed():
+            measured = _measured(request, checkpoint.stack, loaded, say)
     except ManyheadsError:
         raise
     except Exception as error:  # a model of transformers that does not run is not a bug of ours

@@ -78,6 +78,8 @@ def _parameters(data: Data) -> Table:
     if own["predicted_buffers"] or own["loaded_buffers"]:
         rows.append(_row("stored buffers", own["predicted_buffers"], own["loaded_buffers"]))
     notes = ["each tensor once: a head that is the token table is not counted again"]
+    if own["task_head"]:
+        notes.append(f"a head for a task stands on it and is not counted: {own['task_head']:,} parameters")
     for key, words in (("missing", "predicted, not loaded"), ("extra", "loaded, not predicted")):
         names = [f"{item['name']} ({item['elements']:,})" for item in own[key]]
         if names:
@@ -160,7 +162,6 @@ def _cache(data: Data) -> Table:
 def _run(data: Data) -> Table:
     own, spent, text = data["machine"], data["timings"], data["text"]
     rows = [
-        ("command", data["command"]),
         ("date", data["date"]),
         (
             "ran in",
@@ -173,5 +174,7 @@ def _run(data: Data) -> Table:
     for key, label in (("scores", "reading the text"), ("shuffled", "reading it shuffled")):
         if text[key]:
             rows.append((label, units.duration(text[key]["seconds"])))
-    rows.append(("looking into the cache", units.duration(spent["cache_seconds"])))
-    return Table("How was this measured?", (Column("what"), Column("value")), tuple(rows))
+    if data["cache"].get("prefill"):
+        rows.append(("looking into the cache", units.duration(spent["cache_seconds"])))
+    notes = (f"command: {data['command']}",)
+    return Table("How was this measured?", (Column("what"), Column("value")), tuple(rows), notes)
