@@ -152,7 +152,11 @@ def _steps(data: Data) -> Table:
         ("  of it MLP, MACs", "mlp_macs", units.macs),
         ("  of it head, MACs", "head_macs", units.macs),
     )
-    rows = [(label, *(show(step[key]) for _, step in steps)) for label, key, show in lines]
+    rows = [
+        (label, *(show(step[key]) for _, step in steps))
+        for label, key, show in lines
+        if any(step[key] for _, step in steps)
+    ]
     rows.append(("bytes moved at least", *(_moved(name, step) for name, step in steps)))
     return Table(
         f"What does a step take, {_sequences(data)}?",
@@ -198,7 +202,8 @@ def _times(data: Data) -> Table:
             span = f"{units.duration(step['low_seconds'])} to {units.duration(step['high_seconds'])}"
             rows.append((name, span, step["bound_by"], step["arithmetic"]))
     notes = (
-        f"low: derived from {own['provenance']} figures ({own['source']}); cannot be beaten",
+        f"low: derived from {own['provenance']} figures ({own['source']})"
+        + ("; cannot be beaten" if own["provenance"] == "published" else "; readings vary on a shared machine"),
         f"high: prior, not measured for this model: {_percent(own['prefill'])} of peak in prefill and training"
         + (f", {_percent(own['decode'])} of the bound in decode" if "decode" in own else ""),
     )
