@@ -99,9 +99,8 @@ def probabilities(logits: Tensor, sinks: Tensor | None = None) -> Tensor:
 
     `sinks` (h,) belong to axis -3 of the logits (.., h, t, s); None for none.
     """
-    if not logits.shape[-1]:
-        return logits
-    top = logits.detach().amax(-1, keepdim=True)
+    top = logits.detach()
+    top = top.amax(-1, keepdim=True) if top.shape[-1] else top.new_full((*top.shape[:-1], 1), -torch.inf)
     sinks = None if sinks is None else sinks.to(logits.dtype)[:, None, None]
     if sinks is not None:
         top = torch.maximum(top, sinks.detach())
