@@ -83,8 +83,8 @@ def save(family: str, folder: Path, *, tokenizer: bool = True, dtype: str = "flo
     return folder
 
 
-def save_tokenizer(folder: Path, *, vocabulary: int = VOCABULARY) -> None:
-    """A byte-level BPE with a few merges, learned from a few sentences, so that its tokens are those of the models."""
+def save_tokenizer(folder: Path, *, vocabulary: int = VOCABULARY, text: str = "") -> None:
+    """A byte-level BPE of at most `vocabulary` tokens, learned from `text` or a few words that leave it small."""
     import tokenizers
     import transformers
 
@@ -95,7 +95,7 @@ def save_tokenizer(folder: Path, *, vocabulary: int = VOCABULARY) -> None:
         vocab_size=vocabulary, special_tokens=["<pad>", "<s>", "</s>"], show_progress=False,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    bpe.train_from_iterator(["the cat sat on the mat and the dog ran after the cat"] * 8, trainer)
+    bpe.train_from_iterator([text or "the cat sat on the mat and the dog ran after the cat " * 8], trainer)
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)

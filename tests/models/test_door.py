@@ -1,0 +1,271 @@
+"""The door: transformers' own models, unchanged by passing through it, and put back as they were."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import threading
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from tiny_transformers import CASES, build, inputs, logits  # noqa: E402
+
+from manyheads.errors import BackendError  # noqa: E402
+from manyheads.models import door as doors  # noqa: E402
+from manyheads.models.door import Call, opened  # noqa: E402
+
+# The 22 families of which a ten-line function was seen to change nothing, and the number of attention modules of each.
+FAMILIES = {
+    "llama": 3, "mistral": 3, "gpt2": 2, "gpt_neox": 2, "gptj": 2, "opt": 2, "phi3": 2, "qwen2": 4, "qwen3": 3,
+    "qwen3_next": 1, "gemma": 2, "gemma2": 5, "gemma3_text": 7, "gpt_oss": 4, "deepseek_v2": 3, "deepseek_v3": 3,
+    "mixtral": 2, "jamba": 2, "bert": 2, "t5": 3 + 2 * 2, "marian": 3 + 2 * 2, "whisper": 3 + 2 * 2,
+}  # fmt: skip
+MORE = {"bart": 7, "roberta": 2, "distilbert": 2, "modernbert": 4, "t5-encoder": 2, "cohere2": 5, "olmo3": 5, "phi": 2}
+# Those whose eager attention and norms stay in float64 from end to end.
+FLOAT64 = ("gpt2", "bert", "t5", "marian", "whisper", "bart", "roberta", "distilbert")
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max())
+
+
+@pytest.mark.parametrize(("name", "layers"), {**FAMILIES, **MORE}.items())
+def test_logits_are_the_models_own(name: str, layers: int) -> None:
+    model, batch = build(name), inputs(name)
+    before = logits(model, batch)
+    for implementation in ("auto", "plain", "tiled", "sdpa"):
+        with opened(model, implementation=implementation) as door:
+            after = logits(model, batch)
+            logits(model, batch)
+        assert distance(after, before) < 1e-5, implementation
+        assert list(door.calls.values()) == [2] * layers  # layers x forwards
+        assert (door.uncalled(), door.outside) == ((), ())
+    assert torch.equal(logits(model, batch), before)
+
+
+@pytest.mark.parametrize("name", FLOAT64)
+def test_logits_in_float64(name: str) -> None:
+    model, batch = build(name, dtype=torch.float64), inputs(name, dtype=torch.float64)
+    before = logits(model, batch)
+    for implementation in ("plain", "tiled", "sdpa"):
+        with opened(model, implementation=implementation):
+            assert distance(logits(model, batch), before) < 1e-12, implementation
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("gemma2", "gpt_oss", *FLOAT64)])
+def test_float64_against_transformers_sdpa(name: str) -> None:
+    """Their eager softmax is float32; their SDPA stays in float64 and is told apart by it. Norms still round to float32."""
+    model, batch = build(name, dtype=torch.float64, attention="sdpa"), inputs(name, dtype=torch.float64)
+    before = logits(model, batch)
+    with opened(model, implementation="tiled"):
+        assert distance(logits(model, batch), before) < (1e-10 if name in ("gpt_neox", "opt", "phi") else 1e-7)
+
+
+@pytest.mark.parametrize("name", ["falcon-7b", "falcon-40b", "bloom", "mpt"])
+def test_models_that_do_not_pass_are_refused_by_name(name: str) -> None:
+    model = build(name)
+    state = model.config._attn_implementation
+    kind = CASES[name]["model_type"]
+    with pytest.raises(BackendError, match=rf"ForCausalLM \({kind}\): its attention does not pass") as caught:
+        opened(model).__enter__()
+    assert "\n" not in str(caught.value)
+    assert model.config._attn_implementation == state
+
+
+def test_a_plain_module_is_refused() -> None:
+    with pytest.raises(BackendError, match="Linear: its attention does not pass"), opened(torch.nn.Linear(3, 5)):
+        pass
+
+
+def settings(model: Any) -> list[tuple[Any, ...]]:
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    return [
+        *((key, c._attn_implementation) for key, c in configs.items()),
+        *((name, module.training) for name, module in model.named_modules()),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "whisper"])
+def test_everything_is_put_back_after_an_exception_in_the_forward(name: str) -> None:
+    model, batch = build(name, attention="sdpa"), inputs(name)
+    model.get_submodule(next(n for n, _ in model.named_modules() if n.endswith("layers.1") or "block.1" in n)).train()
+    before, answer = settings(model), logits(model.eval(), batch)
+    model.get_submodule(next(n for n, _ in model.named_modules() if n.endswith("layers.1") or "block.1" in n)).train()
+
+    def fail(call: Call, out: torch.Tensor) -> None:
+        if call.layer == 1:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"), opened(model, observers=[fail], mode="eval") as door:
+        assert not any(module.training for module in model.modules())
+        model(**batch)
+    assert 1 in door.calls.values()
+    assert settings(model) == before
+    assert torch.equal(logits(model.eval(), batch), answer)
+    assert doors._open == []
+
+
+def test_two_models_of_one_config_share_its_setting_and_nothing_else() -> None:
+    """The trap of from_config: the second model is sent to our function too, where no door knows it."""
+    model = build("llama", attention="sdpa")
+    other = transformers.AutoModelForCausalLM.from_config(model.config).eval()
+    other.config = model.config
+    assert other.model.layers[0].self_attn.config is model.config
+    batch = inputs("llama")
+    before = logits(other, batch)
+    with opened(model, gates=[lambda call, out: out * 0]) as door:
+        assert distance(logits(other, batch), before) < 1e-5
+        assert set(door.calls.values()) == {0}
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_several_models_at_once() -> None:
+    llama, gpt2 = build("llama"), build("gpt2")
+    a, b = logits(llama, inputs("llama")), logits(gpt2, inputs("gpt2"))
+    with opened(llama) as one, opened(gpt2, gates=[lambda call, out: out * 0]) as two:
+        assert distance(logits(llama, inputs("llama")), a) < 1e-5
+        assert distance(logits(gpt2, inputs("gpt2")), b) > 1e-3
+    assert (sum(one.calls.values()), sum(two.calls.values())) == (3, 2)
+    assert (llama.config._attn_implementation, gpt2.config._attn_implementation) == ("eager", "eager")
+
+
+def test_doors_nest_on_one_model() -> None:
+    model, batch = build("llama"), inputs("llama")
+    before, order = logits(model, batch), []
+    outer = opened(model, implementation="plain", observers=[lambda call, out: order.append("outer")])
+    with outer as first, opened(model, observers=[lambda call, out: order.append("inner")]) as second:
+        assert distance(logits(model, batch), before) < 1e-5
+        assert model.config._attn_implementation == doors.NAME
+    assert order == ["inner", "outer"] * 3
+    assert first.calls == second.calls == {f"model.layers.{i}.self_attn": 1 for i in range(3)}
+    assert model.config._attn_implementation == "eager"
+
+
+def test_the_outer_door_goes_on_after_the_inner_one_closed() -> None:
+    model, batch = build("llama"), inputs("llama")
+    with opened(model) as outer:
+        with pytest.raises(ValueError, match="inside"), opened(model):
+            raise ValueError("inside")
+        logits(model, batch)
+    assert set(outer.calls.values()) == {1}
+    assert model.config._attn_implementation == "eager"
+
+
+def test_doors_closed_in_another_order() -> None:
+    model, batch = build("llama"), inputs("llama")
+    first, second = opened(model), opened(model)
+    one, two = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    logits(model, batch)
+    second.__exit__(None, None, None)
+    assert (set(one.calls.values()), set(two.calls.values())) == ({0}, {1})
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_part_of_a_model_can_be_opened() -> None:
+    model, batch = build("t5"), inputs("t5")
+    with opened(model.encoder) as door:
+        logits(model, batch)
+    assert door.calls == {f"block.{i}.layer.0.SelfAttention": 1 for i in range(3)}
+
+
+def test_the_whole_and_a_part_each_by_its_own_names() -> None:
+    model, batch = build("t5"), inputs("t5")
+    seen: dict[str, list[str]] = {"whole": [], "part": []}
+    with (
+        opened(model, observers=[lambda call, out: seen["whole"].append(call.path)]),
+        opened(model.encoder, observers=[lambda call, out: seen["part"].append(call.path)]),
+    ):
+        logits(model, batch)
+    assert seen["part"] == [f"block.{i}.layer.0.SelfAttention" for i in range(3)]
+    assert seen["whole"][:3] == [f"encoder.{name}" for name in seen["part"]]
+    assert len(seen["whole"]) == 7
+
+
+def test_threads_see_their_own_doors() -> None:
+    """One thread silences the heads while the other runs the same model untouched; the last to leave restores."""
+    model, batch = build("llama", attention="sdpa"), inputs("llama")
+    before = logits(model, batch)
+    inside, leave, found = threading.Event(), threading.Event(), {}
+
+    def silence() -> None:
+        with opened(model, gates=[lambda call, out: out * 0]) as door:
+            found["silent"] = logits(model, batch)
+            inside.set()
+            leave.wait(60)
+        found["calls"] = sum(door.calls.values())
+
+    thread = threading.Thread(target=silence)
+    thread.start()
+    assert inside.wait(60)
+    with opened(model) as mine:
+        found["mine"] = logits(model, batch)
+        leave.set()
+        thread.join(60)
+        found["after"] = logits(model, batch)
+    assert model.config._attn_implementation == "sdpa"
+    assert distance(found["silent"], before) > 1e-3
+    assert distance(found["mine"], before) < 1e-5
+    assert distance(found["after"], before) < 1e-5
+    assert (found["calls"], sum(mine.calls.values())) == (3, 6)
+
+
+def test_a_thread_may_be_taken_along() -> None:
+    model, batch = build("llama"), inputs("llama")
+    with opened(model) as door:
+        for carry in (False, True):
+            run = contextvars.copy_context().run if carry else (lambda function, *words: function(*words))
+            thread = threading.Thread(target=run, args=(logits, model, batch))
+            thread.start()
+            thread.join(60)
+            assert set(door.calls.values()) == {int(carry)}
+
+
+def test_registering_is_idempotent_and_reversible() -> None:
+    interfaces = (transformers.AttentionInterface, transformers.AttentionMaskInterface)
+    doors.unregister()
+    before = [dict(interface._global_mapping) for interface in interfaces]
+    doors.register_once()
+    doors.register_once()
+    assert [len(interface._global_mapping) for interface in interfaces] == [len(names) + 1 for names in before]
+    with opened(build("gpt2")), pytest.raises(BackendError, match="1 doors are open"):
+        doors.unregister()
+    doors.unregister()
+    assert [dict(interface._global_mapping) for interface in interfaces] == before
+    transformers.AttentionInterface.register(doors.NAME, print)
+    try:
+        with pytest.raises(BackendError, match="has another function called 'manyheads'"):
+            doors.register_once()
+    finally:
+        transformers.AttentionInterface._global_mapping.pop(doors.NAME)
+        doors.unregister()
+
+
+def test_a_model_loaded_by_our_name_runs_without_a_door() -> None:
+    doors.register_once()
+    batch = inputs("qwen2")
+    ours = build("qwen2", attention=doors.NAME)
+    assert distance(logits(ours, batch), logits(build("qwen2"), batch)) < 1e-5
+    with opened(ours) as door:
+        logits(ours, batch)
+    assert set(door.calls.values()) == {1}
+    assert ours.config._attn_implementation == doors.NAME
+
+
+def test_a_copied_model_is_another_model() -> None:
+    model, batch = build("llama"), inputs("llama")
+    with opened(model) as door:
+        twin = copy.deepcopy(model)
+        logits(twin, batch)
+        assert set(door.calls.values()) == {0}
+
+
+def test_a_compiled_model_is_refused() -> None:
+    with pytest.raises(BackendError, match="compiled"), opened(torch.compile(build("llama"))):
+        pass
