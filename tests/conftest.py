@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -50,3 +51,18 @@ def smollm2_file() -> str:
     if found is None or not found.submodule_search_locations:
         pytest.skip("the demo model is not installed (requirements-demo.txt)")
     return str(next(Path(found.submodule_search_locations[0]).glob("*.gguf")))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    """Headless Chromium; tests of pages are skipped where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    own = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    quiet = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+    with sync_api.sync_playwright() as driver:
+        try:
+            opened = driver.chromium.launch(executable_path=own, args=[*quiet, "--disable-component-update"])
+        except sync_api.Error as error:
+            pytest.skip(f"no Chromium here: {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()

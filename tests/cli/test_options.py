@@ -27,6 +27,22 @@ OPTIONS: dict[str, list[str]] = {
         "--output FILE",
         "--debug",
     ],
+    "xray": [
+        "[MODEL]",
+        "--revision REV",
+        "--assume full",
+        "--text FILE",
+        "--tokens N = 8192",
+        "--bos",
+        "--context N",
+        "--dtype TYPE = fp32",
+        "--device NAME = cpu",
+        "--threads N",
+        "--seed N = 0",
+        "--json",
+        "--output FOLDER",
+        "--debug",
+    ],
     "models": [
         "[WORDS] *",
         "--scheme SCHEME {mha|gqa|mqa|mla|linear|window}",
@@ -83,6 +99,6 @@ def test_every_argument_is_explained_and_common_ones_mean_the_same(verb: str) ->
     actions = build_parser(verb)._actions
     assert [action.dest for action in actions if not action.help] == []
     helps = {action.option_strings[-1]: action.help for action in actions if action.option_strings}
-    for flag, meaning in {"--json": "one JSON object", "--output": "to FILE", "--seed": "random"}.items():
+    for flag, meaning in {"--json": "one JSON object", "--output": "write", "--seed": "random"}.items():
         assert meaning in helps.get(flag, meaning)
     assert "--debug" in helps
