@@ -66,6 +66,11 @@ def attend(
     _check(query, key, value, given)
     alone = query.dim() == 2
     batch_axis = None if alone else 0 if batch_first else 1
+    if batch_axis is not None and query.shape[batch_axis] != key.shape[batch_axis]:
+        raise SpecError(
+            f"query and key must have the same batch size, found {query.shape[batch_axis]} and {key.shape[batch_axis]} "
+            f"on axis {batch_axis} (batch_first={batch_first})"
+        )
     q, k, v = (_split(x, given.num_heads, batch_axis) for x in _project(query, key, value, given))
     k = k if static_k is None else _static("static_k", static_k, q)
     v = v if static_v is None else _static("static_v", static_v, q)
