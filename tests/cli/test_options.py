@@ -38,7 +38,7 @@ OPTIONS: dict[str, list[str]] = {
         "--dtype TYPE = fp32",
         "--device NAME = cpu",
         "--threads N",
-        "--seed N = 0",
+        "--seed N",
         "--json",
         "--output FOLDER",
         "--debug",
