@@ -1,0 +1,180 @@
+"""One call of attention inside a real model, as everyone behind the door sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.errors import BackendError
+from manyheads.ops import masks, softmax
+from manyheads.ops.predicates import Visible
+
+__all__ = ["EVERYTHING", "Call", "read_call"]
+
+# Set on a mask that shows everything, so that nobody has to look at its elements; a copy that lost it is still right.
+EVERYTHING = "_manyheads_everything"
+
+# Keywords that speak of bookkeeping around attention and change nothing in it. A window is in the mask already, and is
+# read only where there is none.
+_HARMLESS = frozenset({
+    "deterministic", "logits_to_keep", "num_items_in_batch", "num_logits_to_keep", "output_hidden_states",
+    "output_router_logits", "position_embeddings", "position_ids", "return_dict", "use_cache",
+})  # fmt: skip
+# Keywords that change what attention means in ways that are not built here: fine while they say nothing.
+_REFUSED: Mapping[str, str] = {
+    "cu_seq_lens_q": "packed sequences are told apart by position_ids here, not by their lengths",
+    "cu_seq_lens_k": "packed sequences are told apart by position_ids here, not by their lengths",
+    "max_length_q": "packed sequences are told apart by position_ids here, not by their lengths",
+    "max_length_k": "packed sequences are told apart by position_ids here, not by their lengths",
+    "seq_idx": "packed sequences are told apart by position_ids here, not by an index",
+    "indices": "attention to a chosen list of keys is not described",
+    "block_indices": "attention to a chosen list of blocks is not described",
+}
+_CONSUMED = ("dropout", "is_causal", "output_attentions", "position_bias", "s_aux", "scaling", "sinks", "sliding_window",
+             "softcap")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """q (b, h, t, q), k (b, k, s, q) and v (b, k, s, v) of one attention module, and all that acts on them.
+
+    module      the attention module; `path` its name in the opened model, "" where no door knows it
+    layer       its layer, counted within its stack; -1 where it has none
+    scale       factor on the logits
+    visible     who may see whom: a boolean tensor, a predicate, or None for everything
+    bias        what the model adds to the logits (T5's buckets, a mask of floats)
+    softcap, sinks, dropout   as in `manyheads.ops.softmax.attention`
+    recomputed  the backward of gradient checkpointing runs the forward again: count and look only where this is False
+    """
+
+    module: nn.Module
+    path: str
+    layer: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    visible: Visible | Tensor | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout: float = 0.0
+    recomputed: bool = False
+    wants_weights: bool = field(default=False, repr=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but q, k, v as keyword arguments of the operators in `manyheads.ops`."""
+        return {
+            "scale": self.scale, "visible": self.visible, "bias": self.bias, "softcap": self.softcap,
+            "sinks": self.sinks, "dropout": self.dropout,
+        }  # fmt: skip
+
+    def weights(self) -> Tensor:
+        """The probabilities (b, h, t, s) of this call before dropout, worked out on demand; rows that see nothing are 0."""
+        options = {name: value for name, value in self.options.items() if name != "dropout"}
+        return softmax.scores(self.q, self.k, stage="probabilities", **options)
+
+
+def read_call(
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    keywords: Mapping[str, Any],
+    *,
+    path: str = "",
+    layer: int = -1,
+    recomputed: bool = False,
+) -> Call:
+    """What transformers hands to an attention function, every keyword of it understood.
+
+    Raises BackendError, one line, for a keyword that is not known and says something, and for a mask that could be read
+    in two ways.
+    """
+    where = path or type(module).__name__
+    _check_keywords(keywords, where)
+    scaling = keywords.get("scaling")
+    q = q.expand(k.shape[0], -1, -1, -1) if q.shape[0] == 1 else q  # learned queries serve every sequence
+    visible, bias = _mask(module, q, k, mask, keywords, where)
+    extra = keywords.get("position_bias")
+    if extra is not None:
+        bias = extra if bias is None else bias + extra
+    asked = keywords.get("output_attentions")
+    asked = getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked
+    return Call(
+        module, path, layer, q, k, v, q.shape[-1] ** -0.5 if scaling is None else float(scaling), visible, bias,
+        keywords.get("softcap"), _sinks(keywords, q.shape[1], where), float(keywords.get("dropout") or 0.0), recomputed,
+        bool(asked),
+    )  # fmt: skip
+
+
+def _check_keywords(keywords: Mapping[str, Any], where: str) -> None:
+    for name, value in keywords.items():
+        if name in _CONSUMED or name in _HARMLESS or value is None:
+            continue
+        why = _REFUSED.get(name, "it may change the result, and nothing here knows what it means")
+        raise BackendError(
+            f"{where}: the keyword {name!r} ({type(value).__name__}) arrived at the attention function: {why}; known: "
+            + ", ".join(_CONSUMED)
+        )
+
+
+def _sinks(keywords: Mapping[str, Any], heads: int, where: str) -> Tensor | None:
+    found = [(name, keywords[name]) for name in ("s_aux", "sinks") if keywords.get(name) is not None]
+    if not found:
+        return None
+    sinks = found[0][1]
+    if len(found) > 1 or tuple(sinks.shape) != (heads,):
+        raise BackendError(
+            f"{where}: {' and '.join(name for name, _ in found)} of shape {tuple(sinks.shape)}; expected one logit a "
+            f"query head, ({heads},)"
+        )
+    return sinks
+
+
+def _mask(
+    module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, keywords: Mapping[str, Any], where: str
+) -> tuple[Visible | Tensor | None, Tensor | None]:
+    """(visible, bias) of what stands in the place of the mask."""
+    if mask is None:
+        return _implied(module, q, k, keywords, where), None
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise BackendError(f"{where}: the mask is {found}; expected (batch, heads or 1, queries, keys)")
+    if getattr(mask, EVERYTHING, False):
+        return None, None
+    if mask.dtype == torch.bool:
+        return mask, None
+    if not mask.is_floating_point():
+        raise BackendError(
+            f"{where}: the mask holds {mask.dtype}; expected booleans, True = may attend, or floats to add"
+        )
+    # What is added to forbid is the least number of its type: such a pair is not visible, not merely unlikely.
+    seen = mask > torch.finfo(mask.dtype).min
+    return seen, torch.where(seen, mask, 0.0).to(mask.dtype)
+
+
+def _implied(module: nn.Module, q: Tensor, k: Tensor, keywords: Mapping[str, Any], where: str) -> Visible | None:
+    """No mask: what the module says of itself. transformers' contract is causal, or everything for one query."""
+    queries, keys, window = q.shape[2], k.shape[2], keywords.get("sliding_window")
+    narrow = window is not None and keys > window
+    causal = keywords.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if not causal and queries > 1:
+        if narrow:
+            raise BackendError(f"{where}: a two-sided window of {window} over {keys} keys came without its mask")
+        return None
+    if causal and queries not in (1, keys):
+        raise BackendError(
+            f"{where}: {queries} queries over {keys} keys came without a mask; whether the first query sees one key or "
+            f"{keys - queries + 1} cannot be told"
+        )
+    if narrow:
+        return masks.window(int(window))  # type: ignore[arg-type]
+    return masks.causal() if queries > 1 else None
