@@ -10,6 +10,7 @@ import manyheads
 
 PUBLIC = {
     "Alibi": "manyheads.spec",
+    "Attention": "manyheads.layer",
     "AttentionSpec": "manyheads.spec",
     "BackendError": "manyheads.errors",
     "Band": "manyheads.spec",
@@ -40,6 +41,7 @@ PUBLIC = {
     "State": "manyheads.spec",
     "Weight": "manyheads.spec",
     "Window": "manyheads.spec",
+    "mha": "manyheads.layer",
     "price": "manyheads.cost",
     "read": "manyheads.checkpoints",
     "weights": "manyheads.spec",
@@ -52,6 +54,8 @@ def test_these_and_no_others() -> None:
 
 @pytest.mark.parametrize(("name", "room"), PUBLIC.items())
 def test_each_is_what_its_room_holds(name: str, room: str) -> None:
+    if room == "manyheads.layer":
+        pytest.importorskip("torch")
     home = __import__(room, fromlist=[name])
     assert getattr(manyheads, name) is getattr(home, name)
     assert name in home.__all__

@@ -2,7 +2,8 @@
 
     stack = manyheads.read("path/to/model")                  a StackSpec, from a config, a header, a name or a sketch
     report = manyheads.price(stack, context_tokens=131_072)    what it costs
-    layer = manyheads.AttentionSpec.gqa(4096, 32, 8)           or say what a layer is, and ask the same
+    spec = manyheads.AttentionSpec.gqa(4096, 32, 8)            or say what a layer is, and ask the same
+    layer = manyheads.Attention(spec)                          the layer itself, in torch
 
 Names are imported when they are first used: `import manyheads` alone costs nothing.
 """
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from manyheads.checkpoints import read
     from manyheads.cost import price
     from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError, SpecError
+    from manyheads.layer import Attention, mha
     from manyheads.report import Report
     from manyheads.spec import (
         Alibi,
@@ -50,6 +52,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Alibi",
+    "Attention",
     "AttentionSpec",
     "BackendError",
     "Band",
@@ -80,12 +83,13 @@ __all__ = [
     "State",
     "Weight",
     "Window",
+    "mha",
     "price",
     "read",
     "weights",
 ]
 
-_ROOMS = {"read": "checkpoints", "price": "cost", "Report": "report"}
+_ROOMS = {"read": "checkpoints", "price": "cost", "Report": "report", "Attention": "layer", "mha": "layer"}
 
 
 def __getattr__(name: str) -> object:

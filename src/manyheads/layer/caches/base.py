@@ -1,0 +1,206 @@
+"""What every cache can do, and what a layer reads from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import SpecError
+from manyheads.spec import AttentionSpec, Cross, Heads, Latent, to_text
+from manyheads.spec.masks import Band, Bidirectional
+
+__all__ = ["FAR", "Cache", "Kept", "copied", "grown", "needs_gradient", "part_shapes", "refuse_two_sided"]
+
+FAR = 2**62  # the position of a slot that holds nothing: after every query, so no causal mask shows it
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Keys and values as attention reads them, and which token each column is.
+
+    keys, values  (b, k, s, q) and (b, k, s, v); in latent attention the latent (b, 1, s, c) and rotary key (b, 1, s, r)
+    tokens        tokens so far, the newest included: an int, or a tensor where a graph must not depend on it
+    first         number of the token in column 0, where the columns are in order
+    order         (s,) the token number of each column, where they are not in order
+    positions     (b or 1, s) the position of each column, where callers gave positions of their own
+    newest        (b or 1, t) the positions of the newest tokens, likewise
+    """
+
+    keys: Tensor
+    values: Tensor
+    tokens: int | Tensor
+    first: int = 0
+    order: Tensor | None = None
+    positions: Tensor | None = None
+    newest: Tensor | None = None
+
+
+class Cache:
+    """What is kept of the tokens seen, for one layer: made for a spec, a batch size and a dtype.
+
+    append(keys, values)  take in new tokens; returns what attention reads (`Kept`), in-flight tokens included
+    length                tokens seen so far
+    nbytes                bytes of the keys and values held: the cost model's figure
+    crop(n)               back to the first n tokens; negative: without the last -n
+    reorder(index)        row i becomes row index[i]: beams swapped, rows dropped or repeated
+    reset()               empty again
+
+    Callers that give positions of their own (left padding) have them kept too, 8 bytes a token and sequence that nbytes
+    leaves out. Writing is in place unless gradients flow through what is written; then it is by copy.
+    """
+
+    def __init__(
+        self, spec: AttentionSpec, *, batch: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> None:
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
+            raise SpecError(f"a cache's batch must be an integer of 0 or more, found {batch!r}")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise SpecError(f"a cache's dtype must be a floating one, as the layer computes in; found {dtype!r}")
+        self.spec = spec
+        self.batch = batch
+        self.dtype = dtype
+        self.device = torch.empty(0, device=device).device
+        self._positions: Tensor | None = None
+
+    def append(self, keys: Tensor, values: Tensor, *, positions: Tensor | None = None) -> Kept:  # noqa: ARG002
+        """Take in t new tokens: keys (b, k, t, q), values (b, k, t, v), positions (b or 1, t) where they are given."""
+        raise SpecError(f"{described(self)} keeps no keys and values to append to")
+
+    def kept(self) -> Kept:
+        """What attention reads of a cache that grows, without new tokens."""
+        raise SpecError(f"{described(self)} is read as it is appended to")
+
+    @property
+    def length(self) -> int:
+        """Tokens seen so far."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> int | Tensor:
+        """The same, as a tensor where a compiled graph must not depend on the number."""
+        return self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values held."""
+        raise NotImplementedError
+
+    def positions(self) -> Tensor:
+        """(b or 1, s) the position of each token held, oldest first."""
+        raise NotImplementedError
+
+    def next_positions(self, count: int) -> Tensor | None:
+        """(b or 1, count) where the next tokens stand, if callers gave positions so far; None: at their token numbers."""
+        if self._positions is None:
+            return None
+        last = self._last_position()
+        return last[:, None] + 1 + torch.arange(count, device=last.device)
+
+    def crop(self, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens; a negative number says how many of the last to forget."""
+        raise NotImplementedError
+
+    def reorder(self, index: Tensor) -> None:
+        """Row i becomes row index[i], for every row: to swap beams, to drop rows that are done, to repeat rows."""
+        if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+            raise SpecError(f"reorder needs integers (rows,), found {index.dtype} {tuple(index.shape)}")
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.batch:
+            raise SpecError(f"reorder index must lie in [0, {self.batch - 1}], found {index.tolist()}")
+        for name in self._tensors():
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape[0] == self.batch:
+                setattr(self, name, tensor.index_select(0, index.to(tensor.device)))
+        self.batch = index.shape[0]
+
+    def reset(self) -> None:
+        """Empty, as if new; buffers stay."""
+        raise NotImplementedError
+
+    def _tensors(self) -> tuple[str, ...]:
+        """Names of the tensors with a row a sequence."""
+        raise NotImplementedError
+
+    def _last_position(self) -> Tensor:
+        raise NotImplementedError
+
+    def _kept_count(self, tokens: int) -> int:
+        """`tokens` as crop takes it, checked: how many to keep."""
+        length = self.length
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or not -length <= tokens <= length:
+            raise SpecError(f"crop must lie in [-{length}, {length}], as {length} tokens are held; found {tokens!r}")
+        return tokens if tokens >= 0 else length + tokens
+
+    def _check(self, keys: Tensor, values: Tensor) -> None:
+        for name, tensor, (heads, width) in zip(
+            ("keys", "values"), (keys, values), part_shapes(self.spec), strict=True
+        ):
+            wanted = (self.batch, heads, keys.shape[2], width)
+            if tuple(tensor.shape) != wanted:
+                raise SpecError(f"the cache of {to_text(self.spec)} takes {name} {wanted}, found {tuple(tensor.shape)}")
+            if tensor.dtype != self.dtype or tensor.device != self.device:
+                raise SpecError(
+                    f"the cache holds {self.dtype} on {self.device}; found {name} in {tensor.dtype} on {tensor.device}"
+                )
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({to_text(self.spec)}, batch={self.batch}, length={self.length}, dtype={self.dtype})"
+        )
+
+
+def part_shapes(spec: AttentionSpec) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(heads, width) of the two things kept a token: keys and values, or the latent and the rotary key."""
+    if isinstance(spec.kv, Heads):
+        return (spec.kv.num_kv_heads, spec.kv.head_dim), (spec.kv.num_kv_heads, spec.kv.v_head_dim)
+    if isinstance(spec.kv, Latent):
+        return (1, spec.kv.rank), (1, spec.kv.rope_dim)
+    raise SpecError(f"linear attention keeps a state, not tokens: {to_text(spec)} needs a StateCache")
+
+
+def refuse_two_sided(spec: AttentionSpec) -> None:
+    """Raise for layers whose earlier outputs depend on later tokens: going on from a cache would not give the same."""
+    if isinstance(spec.mask, Bidirectional | Band) and not isinstance(spec.source, Cross):
+        raise SpecError(
+            f"{to_text(spec)} sees both ways, so what came before depends on what comes next: it keeps no cache; "
+            "caches are for causal, windowed and chunked masks and for cross-attention"
+        )
+
+
+def needs_gradient(*tensors: Tensor) -> bool:
+    """Whether gradients flow through any of `tensors` now: then what they are written to must not change in place."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def grown(buffer: Tensor, new: Tensor, length: int, dim: int = 2) -> Tensor:
+    """`buffer`, holding `length` tokens along `dim`, with `new` after them; twice as large where there was no room."""
+    total = length + new.shape[dim]
+    if needs_gradient(buffer, new):
+        return torch.cat((buffer.narrow(dim, 0, length), new), dim)
+    if total > buffer.shape[dim]:
+        shape = list(buffer.shape)
+        shape[dim] = max(total, 2 * length)
+        larger = buffer.new_empty(shape)
+        larger.narrow(dim, 0, length).copy_(buffer.narrow(dim, 0, length))
+        buffer = larger
+    buffer.narrow(dim, length, new.shape[dim]).copy_(new)
+    return buffer
+
+
+def copied(buffer: Tensor, index: Tensor, new: Tensor, dim: int = 2) -> Tensor:
+    """`buffer` with `new` in the slots `index` along `dim`: in place, or a copy where gradients flow."""
+    if needs_gradient(buffer, new):
+        return buffer.index_copy(dim, index, new)
+    return buffer.index_copy_(dim, index, new)
+
+
+def rows(positions: Tensor, batch: int) -> Tensor:
+    """Positions (b or 1, t) with a row a sequence, since rows may part company later."""
+    return positions.expand(batch, -1)
+
+
+def described(cache: Any) -> str:
+    """A cache for a message."""
+    return f"{type(cache).__name__} of {to_text(cache.spec)}, batch {cache.batch}, {cache.dtype} on {cache.device}"

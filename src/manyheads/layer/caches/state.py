@@ -1,0 +1,103 @@
+"""What linear attention keeps: a running state of fixed size, and the last inputs of its short convolution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manyheads.cost.layer import conv_elements, state_elements
+from manyheads.errors import SpecError
+from manyheads.layer.caches.base import Cache, refuse_two_sided
+from manyheads.ops.linear import LinearState
+from manyheads.spec import AttentionSpec, State, to_text
+
+__all__ = ["StateCache", "conv_channels"]
+
+
+class StateCache(Cache):
+    """S (b, n, f, v), where normalised z (b, n, f), and the last taps - 1 inputs of the convolution (b, channels, taps - 1).
+
+    The same size whatever the length; the layer reads `state` and calls `advance`. A state cannot be taken back: crop knows all tokens and none. `dtype` is what the
+    state is kept in; float32 is wise for 16-bit layers, since a sum over thousands of tokens loses in 16 bits.
+    """
+
+    def __init__(
+        self, spec: AttentionSpec, *, batch: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(spec, batch=batch, dtype=dtype, device=device)
+        kv = spec.kv
+        if not isinstance(kv, State):
+            raise SpecError(f"a StateCache is for linear attention, found {to_text(spec)}")
+        refuse_two_sided(spec)
+        n, f, v = kv.num_state_heads, kv.feature_dim, kv.v_head_dim
+        self._sums = torch.zeros(batch, n, f, v, dtype=dtype, device=self.device)
+        self._norms = torch.zeros(batch, n, f, dtype=dtype, device=self.device) if kv.normalised else None
+        taps = max(kv.conv_width - 1, 0)
+        self._inputs = torch.zeros(batch, conv_channels(spec), taps, dtype=dtype, device=self.device)
+        self._length = 0
+
+    @property
+    def state(self) -> LinearState:
+        """The state after the last token."""
+        return LinearState(self._sums, self._norms)
+
+    @property
+    def inputs(self) -> Tensor:
+        """(b, channels, taps - 1): the last inputs of the convolution, zeros where there were none."""
+        return self._inputs
+
+    def advance(self, state: LinearState, inputs: Tensor, count: int, *, positions: Tensor | None = None) -> None:
+        """`count` tokens later: the new state and the convolution's last inputs."""
+        self._sums = state.sums.to(self.dtype)
+        self._norms = None if state.norms is None else state.norms.to(self.dtype)
+        self._inputs = inputs.to(self.dtype)
+        if positions is not None:
+            self._positions = positions[:, -1:].expand(self.batch, -1)
+        elif self._positions is not None:
+            self._positions = self._positions + count
+        self._length += count
+
+    @property
+    def length(self) -> int:
+        """Tokens seen."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state and of the convolution's inputs."""
+        return self.batch * (state_elements(self.spec) + conv_elements(self.spec)) * self._sums.element_size()
+
+    def positions(self) -> Tensor:
+        """(b or 1, 0): no token is held."""
+        return torch.empty(1, 0, dtype=torch.int64, device=self.device)
+
+    def _last_position(self) -> Tensor:
+        assert self._positions is not None
+        return self._positions[:, 0]
+
+    def crop(self, tokens: int) -> None:
+        """All tokens or none; anything between is gone."""
+        kept = self._kept_count(tokens)
+        if kept not in (0, self._length):
+            raise SpecError(
+                f"a running state of {self._length} tokens cannot be taken back to {kept}: crop to {self._length} or 0"
+            )
+        if not kept:
+            self.reset()
+
+    def reset(self) -> None:
+        """Empty again."""
+        self._sums, self._inputs = torch.zeros_like(self._sums), torch.zeros_like(self._inputs)
+        self._norms = None if self._norms is None else torch.zeros_like(self._norms)
+        self._length, self._positions = 0, None
+
+    def _tensors(self) -> tuple[str, ...]:
+        return ("_sums", "_norms", "_inputs", "_positions")
+
+
+def conv_channels(spec: AttentionSpec) -> int:
+    """Channels of a linear layer's short convolution: queries, keys and values side by side; 0 without one."""
+    kv = spec.kv
+    if not isinstance(kv, State) or not kv.conv_width:
+        return 0
+    return (spec.num_heads + kv.num_key_heads) * kv.head_dim + kv.num_value_heads * kv.v_head_dim

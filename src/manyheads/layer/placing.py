@@ -1,0 +1,185 @@
+"""Where queries and keys stand: from a cache's columns and a caller's positions to what the operator is asked.
+
+Tokens are numbered as they come. Unless callers give positions, a token's position is its number, masks stay formulas
+and a backend may know them. With positions of their own (left padding), or in a ring's order, both are written down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from manyheads.errors import SpecError
+from manyheads.layer.caches.base import Kept
+from manyheads.ops import bias as biases
+from manyheads.ops import masks
+from manyheads.ops.predicates import Dense, Everything, Grid, Padding, Visible
+from manyheads.spec import Alibi, AttentionSpec, Chunk, Cross, RelativeBuckets, Window
+
+__all__ = ["Place", "added_bias", "place", "seen"]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """The spec's mask for one call, and the positions behind it.
+
+    offset      position of the first query, counted from column 0
+    query, key  (b or 1, t) and (b or 1, s) positions where they are written down; None: offset + i, and i
+    """
+
+    visible: Visible
+    offset: int | Tensor
+    query: Tensor | None = None
+    key: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Standing(Visible):
+    """A mask of positions whose queries and keys stand where they say, (b or 1, t) and (b or 1, s)."""
+
+    mask: Visible
+    query: Tensor
+    key: Tensor
+    structural = False
+
+    def tile(self, at: Grid) -> Tensor:
+        """The mask at the written positions."""
+        return self.mask.tile(stood(at, self.query, self.key))
+
+
+@dataclass(frozen=True, eq=False)
+class StandingBias(biases.Additive):
+    """A bias of positions, likewise."""
+
+    bias: biases.Additive
+    query: Tensor
+    key: Tensor
+
+    def tile(self, at: Grid, dtype: torch.dtype) -> Tensor:
+        """The bias at the written positions."""
+        return self.bias.tile(stood(at, self.query, self.key), dtype)
+
+    def check(self, *, heads: int) -> None:
+        """Raise a SpecError if it does not fit the call."""
+        self.bias.check(heads=heads)
+
+
+def stood(at: Grid, query: Tensor, key: Tensor) -> Grid:
+    """The same block of pairs, at other positions."""
+    return Grid(at.batch, at.head, query[:, None, at.rows, None], key[:, None, None, at.columns], at.rows, at.columns)
+
+
+def place(spec: AttentionSpec, kept: Kept, count: int, positions: Tensor | None) -> Place:
+    """Where `count` queries, the last of the tokens kept, and the columns stand; positions (b or 1, t) where given."""
+    mask, start = masks.from_spec(spec.mask), 0 if isinstance(spec.source, Cross) else kept.tokens - count
+    keys, device = kept.keys.shape[2], kept.keys.device
+    written = positions is not None or kept.positions is not None
+    if not written and kept.order is None and not (kept.first and isinstance(spec.mask, Chunk)):
+        return Place(mask, start - kept.first)
+    query = start + torch.arange(count, device=device)[None] if positions is None else positions
+    if kept.positions is not None:
+        key = kept.positions
+    else:
+        order = kept.first + torch.arange(keys, device=device) if kept.order is None else kept.order
+        key = order[None]
+    if not written and count == 1 and isinstance(spec.mask, Window) and spec.mask.keys == keys:
+        mask = masks.everything()
+    if isinstance(mask, Everything):
+        return Place(mask, start - kept.first, query, key)
+    return Place(Standing(mask, query, key), start - kept.first, query, key)
+
+
+def seen(place: Place, visible: Visible | Tensor | None, kept: Kept, *, batch: int, heads: int, count: int) -> Visible:
+    """The spec's mask and the caller's, whose key axis counts tokens, together."""
+    if visible is None:
+        return place.visible
+    if isinstance(visible, Tensor):
+        visible = masks.dense(visible)
+    columns = _columns(kept)
+    if isinstance(visible, Padding):
+        return place.visible & Padding(_along(visible.keep, kept, columns, fill=False))
+    if columns is not None:
+        assert isinstance(kept.tokens, int)
+        whole = masks.materialise(
+            visible, batch=batch, heads=heads, queries=count, keys=kept.tokens, device=kept.keys.device
+        )
+        return place.visible & Dense(whole[..., columns])
+    if isinstance(visible, Dense):
+        visible = Dense(_along(visible.mask, kept, None, fill=False))
+    return place.visible & visible
+
+
+def added_bias(
+    spec: AttentionSpec,
+    place: Place,
+    kept: Kept,
+    *,
+    bias: Tensor | None,
+    table: Tensor | None,
+    count: int,
+) -> Tensor | biases.Additive | None:
+    """What is added to the logits: the positions' bias, and the caller's, whose key axis counts tokens."""
+    given = None if bias is None else _along(bias, kept, _columns(kept), fill=0.0)
+    own: Tensor | biases.Additive | None = None
+    if isinstance(spec.positions, Alibi):
+        slopes = biases.Alibi(biases.alibi_slopes(spec.num_heads, device=kept.keys.device))
+        own = slopes if place.query is None or place.key is None else StandingBias(slopes, place.query, place.key)
+    elif isinstance(spec.positions, RelativeBuckets) and table is not None:
+        own = _bucketed(spec.positions, place, kept, table, count)
+    if given is None or own is None:
+        return own if given is None else given
+    if isinstance(own, biases.Additive):
+        own = own.tile(_whole(place, kept, count, spec.num_heads), given.dtype)
+    return given + own
+
+
+def _bucketed(positions: RelativeBuckets, place: Place, kept: Kept, table: Tensor, count: int) -> Tensor:
+    """T5's bias (1 or b, h, t, s) from the stack's table (buckets, h), with gradients to the table."""
+    query, key = place.query, place.key
+    if query is None or key is None:
+        at = _whole(place, kept, count, table.shape[1])
+        query, key = at.query[:, 0, :, 0], at.key[:, 0, 0]
+    buckets = biases.relative_buckets(
+        key[:, None, :] - query[:, :, None], num_buckets=positions.num_buckets, max_distance=positions.max_distance,
+        two_sided=positions.two_sided,
+    )  # fmt: skip
+    return table[buckets].movedim(-1, 1)
+
+
+def _whole(place: Place, kept: Kept, count: int, heads: int) -> Grid:
+    """All pairs of the call."""
+    device, keys = kept.keys.device, kept.keys.shape[2]
+    query, key = place.query, place.key
+    if query is None or key is None:
+        query = torch.arange(count, device=device)[None] + place.offset
+        key = torch.arange(keys, device=device)[None]
+    number = torch.arange(heads, device=device).view(1, -1, 1, 1)
+    batch = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
+    everywhere = Grid(batch, number, query, key, slice(0, count), slice(0, keys))
+    return stood(everywhere, query, key)
+
+
+def _columns(kept: Kept) -> Tensor | None:
+    """The token number of each column, where that is not the column itself."""
+    if kept.order is not None:
+        return kept.order
+    if kept.first:
+        return kept.first + torch.arange(kept.keys.shape[2], device=kept.keys.device)
+    return None
+
+
+def _along(tensor: Tensor, kept: Kept, columns: Tensor | None, *, fill: float | bool) -> Tensor:
+    """The last axis of a mask or a bias, which counts tokens, turned to columns; what a static cache lacks is filled."""
+    length = tensor.shape[-1]
+    if length == 1:
+        return tensor
+    if columns is not None:
+        if length != kept.tokens:
+            raise SpecError(f"a mask or bias over {length} keys does not fit the {kept.tokens} tokens so far")
+        return tensor[..., columns]
+    if isinstance(kept.tokens, Tensor) and length < kept.keys.shape[2]:
+        return pad(tensor, (0, kept.keys.shape[2] - length), value=fill)
+    return tensor
