@@ -257,7 +257,7 @@ def demo(tmp_path_factory, smollm2_file, model_cache):
 
     folder = tmp_path_factory.mktemp("demo")
     done = subprocess.run(
-        [sys.executable, "-m", "manyheads", "xray", "--tokens", "512"], cwd=folder, capture_output=True, text=True,
+        [sys.executable, "-m", "manyheads", "xray", "--tokens", "512", "--threads", "1"], cwd=folder, capture_output=True, text=True,
         timeout=300, env={**os.environ, "MANYHEADS_CACHE": str(model_cache)}, check=False,
     )  # fmt: skip
     return done, folder

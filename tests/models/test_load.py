@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,6 +94,78 @@ def test_a_config_alone_can_be_priced_and_not_run(tiny, tmp_path) -> None:
 def test_a_description_can_be_priced_and_not_run(words: str) -> None:
     with pytest.raises(CheckpointError, match=r"without weights.*manyheads cost"):
         check_runnable(locate(words))
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("m-00001-of-00003.gguf", True),
+        ("m-00003-of-00003.gguf", True),
+        ("m-00001-of-00001.gguf", False),
+        ("m.gguf", False),
+    ],
+)
+def test_one_part_of_several_is_no_model(name: str, refused: bool) -> None:
+    if refused:
+        with pytest.raises(CheckpointError, match="one part of a model"):
+            check_runnable(Located("gguf", name))
+    else:
+        check_runnable(Located("gguf", name))
+
+
+# The hub: what is asked of its client, which is not asked for real.
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub whose every model is the folder that is put into it; the questions it was asked."""
+    import fnmatch
+
+    import huggingface_hub
+
+    from manyheads.checkpoints import hub as ours
+
+    class Hub:
+        folder: Path | None = None
+        asked: list[dict] = []  # noqa: RUF012
+
+    def snapshot(repo_id, *, revision, allow_patterns, ignore_patterns):
+        Hub.asked.append({"repo_id": repo_id, "revision": revision})
+        for hidden in ("pytorch_model.bin", "original/consolidated.safetensors", "modeling.py"):
+            wanted = any(fnmatch.fnmatch(hidden, pattern) for pattern in allow_patterns)
+            assert not wanted or any(fnmatch.fnmatch(hidden, pattern) for pattern in ignore_patterns), hidden
+        return str(Hub.folder)
+
+    monkeypatch.setattr(ours, "fetch_config", lambda repo_id, revision: Hub.folder / "config.json")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    Hub.asked = []
+    return Hub
+
+
+def test_a_model_of_the_hub_comes_without_pickles_or_code(tiny, hub) -> None:
+    hub.folder = tiny("llama")
+    said: list[str] = []
+    found = load_model(Located("hub", "org/name"), open_model(str(hub.folder)).stack, revision="v1", say=said.append)
+    assert type(found.model).__name__ == "LlamaForCausalLM"
+    assert hub.asked == [{"repo_id": "org/name", "revision": "v1"}]
+    assert said == ["fetching org/name into the hub's cache"]
+
+
+def test_a_model_of_the_hub_that_is_only_a_pickle_is_refused(tiny, hub, tmp_path) -> None:
+    hub.folder = changed(tiny("llama"), tmp_path / "snapshot")
+    (hub.folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no .safetensors on the hub, and other weights"):
+        load_model(Located("hub", "org/name"), open_model(str(tiny("llama"))).stack)
+
+
+def test_the_hub_switched_off_is_one_line(tmp_path, monkeypatch) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "manyheads", "xray", "org/no-such-model"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "HF_HUB_OFFLINE is set" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_weight_that_is_missing_is_not_made_up(tiny, tmp_path) -> None:

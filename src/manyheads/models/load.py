@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import sys
 import time
 import warnings
@@ -31,6 +32,7 @@ DEMO_COMMAND = (
 )
 _WEIGHT_ENDINGS = (".safetensors", ".safetensors.index.json")
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
+_SPLIT = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 # What a model needs that is not nested: other layouts of the same weights are kept in folders and can be many times larger.
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 
@@ -74,7 +76,12 @@ def check_runnable(found: Located) -> None:
             f"{name}: {what}, without weights that could be run; `manyheads cost` prices it; valid here: a folder with "
             "config.json and .safetensors, a .gguf file, or a hub id org/name"
         )
-    if found.kind == "hub" or found.kind == "gguf":
+    if found.kind == "gguf" and _SPLIT.search(found.text):
+        raise CheckpointError(
+            f"{name}: one part of a model that is split over several files, which transformers cannot load; valid: one "
+            "file (`llama-gguf-split --merge` joins them)"
+        )
+    if found.kind in ("hub", "gguf"):
         return
     folder = found.text if found.kind == "folder" else os.path.dirname(found.text) or os.curdir
     inside = os.listdir(folder)
@@ -194,7 +201,11 @@ def _folder(found: Located, revision: str | None, say: Say) -> str:
         )
     except Exception as error:  # noqa: BLE001  the client raises its own kinds, its HTTP library's, and OSError
         raise CheckpointError(f"{found.text}: cannot be fetched from the hub ({_first_line(error)})") from None
-    check_runnable(Located("folder", folder))
+    if not any(file.endswith(_WEIGHT_ENDINGS) for file in os.listdir(folder)):
+        raise CheckpointError(
+            f"{found.text}: has no .safetensors on the hub, and other weights (Python pickles) are not opened; "
+            "`manyheads cost` prices it"
+        )
     return folder
 
 
