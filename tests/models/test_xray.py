@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -185,3 +187,15 @@ def test_smollm2_reads_the_shipped_text_far_better_than_shuffled(smollm2) -> Non
     written = score(loaded.model, ids, window=512)
     assert 8 < written.perplexity < 40
     assert score(loaded.model, shuffled(ids, 0), window=512).perplexity > 20 * written.perplexity
+
+
+def test_the_schema_is_documented_key_by_key(reports) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "xray-json.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z_0-9]+)(?:\[\])?`", text))
+    data = reports("llama").data | {"forward": reports("bert").data["text"]["forward"]}
+    parts = [
+        data,
+        *(data[key] for key in ("shape", "parameters", "text", "cache", "timings", "cache_curve", "machine")),
+    ]
+    parts += [data["cache"]["step"]["ideal"], data["text"]["scores"], data["forward"]]
+    assert {key for part in parts for key in part} - documented == set()
