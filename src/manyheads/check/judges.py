@@ -1,0 +1,116 @@
+"""Judges that hold an answer against the reference."""
+
+from __future__ import annotations
+
+from manyheads.check.case import Finding, Skip
+from manyheads.check.problem import Problem
+from manyheads.check.spell import place, row, seen_keys
+from manyheads.check.subject import CallError, Subject
+from manyheads.check.twins import diagnose
+
+import torch
+from torch import Tensor
+
+__all__ = ["differs", "refuses", "sees", "shortest", "values", "weights"]
+
+
+def values(subject: Subject, problem: Problem) -> Finding | Skip | None:
+    """The output is the reference's."""
+    return differs(subject, problem, subject.call(problem))
+
+
+def sees(subject: Subject, problem: Problem) -> Finding | Skip | None:
+    """The same where values are one-hot, so that a row of the output is the weights of the keys."""
+    return differs(subject, problem, subject.call(problem), keys=True)
+
+
+def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = False) -> Finding | None:
+    """None where `found` is right; else the first row that is not, and the fault that explains the whole."""
+    expected = subject.answer(problem)
+    allowed = subject.allowed(expected)
+    found = found.double()
+    off = ~torch.isclose(found, expected.detach(), rtol=0.0, atol=allowed)
+    if not bool(off.any()):
+        return None
+    index = tuple(off.nonzero()[0][:3].tolist())
+
+    def say(values: Tensor) -> str:
+        return seen_keys(values, allowed) if keys else row(values)
+
+    twin = diagnose(problem, found, allowed, suspect=subject.suspect)
+    at = place(index, tuple(expected.shape))
+    return Finding(
+        f"{at}: {say(expected[index].detach())}",
+        f"{at}: {say(found[index])}",
+        twin.name if twin else shortest(found),
+        twin.says if twin else _unexplained(found),
+    )
+
+
+def shortest(found: Tensor) -> str:
+    """The kind of a fault that no twin has."""
+    return "" if bool(found.isfinite().all()) else "not finite"
+
+
+def _unexplained(found: Tensor) -> str:
+    bad = int((~found.isfinite()).sum())
+    return f"{bad} of {found.numel()} numbers are NaN or infinite" if bad else ""
+
+
+def weights(subject: Subject, problem: Problem) -> Finding | Skip | None:
+    """The returned weights are the probabilities of every head, and the output is the same as without them."""
+    out, found = subject.weights(problem)
+    wrong = differs(subject, problem, out)
+    if wrong is not None:
+        return wrong
+    expected = subject.answer_weights(problem)
+    found = _with_all_axes(found, expected)
+    if found.shape != expected.shape:
+        average = expected.mean(1)
+        averaged = found.shape == average.shape and torch.allclose(found.double(), average, atol=subject.allowed(average))
+        return Finding(
+            f"weights of shape (batch, heads, queries, keys) = {tuple(expected.shape)}",
+            f"weights of shape {tuple(found.shape)}",
+            "weights averaged" if averaged else "weights shape",
+            "they are averaged over the heads" if averaged else "",
+        )
+    allowed = subject.allowed(expected)
+    off = ~torch.isclose(found.double(), expected, rtol=0.0, atol=allowed)
+    if not bool(off.any()):
+        return None
+    index = tuple(off.nonzero()[0][:3].tolist())
+    at = place(index, tuple(expected.shape))
+    total = found[index].sum().item()
+    return Finding(
+        f"{at}: weights {row(expected[index])}, total {expected[index].sum().item():.4g}",
+        f"{at}: weights {row(found[index])}, total {total:.4g}",
+        "weights",
+        "the output is right and the returned weights are not those that made it",
+    )
+
+
+def _with_all_axes(found: Tensor, expected: Tensor) -> Tensor:
+    """Axes of one sequence or one head that a layout leaves out."""
+    while found.dim() < 4 and expected.shape[4 - found.dim() - 1] == 1 and found.dim() >= 2:
+        if found.dim() == 3 and expected.shape[1] == 1:
+            found = found[:, None]
+        else:
+            found = found[None]
+    return found
+
+
+def refuses(subject: Subject, problem: Problem) -> Finding | Skip | None:
+    """The function raises an error of its own instead of answering."""
+    try:
+        out = subject.call(problem)
+    except CallError as error:
+        if error.kind != "shape":
+            return None
+        return Finding("an error", str(error), "accepted")
+    heads, kv_heads = problem.q.shape[1], problem.k.shape[1]
+    return Finding(
+        f"an error that names {heads} query heads and {kv_heads} key/value heads",
+        f"an output of shape {tuple(out.shape)}",
+        "accepted",
+        f"{heads} query heads cannot share {kv_heads} key/value heads evenly; a silent answer hides a wrong configuration",
+    )

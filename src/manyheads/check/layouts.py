@@ -1,0 +1,75 @@
+"""The orders of axes that attention functions take, to and from (batch, heads, tokens, dim)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["LAYOUTS", "MASK_AXES", "axes_in_words", "has_batch", "has_heads", "pack", "packed_shape", "reduce_mask", "unpack"]
+
+LAYOUTS = {
+    "bhtd": "(batch, heads, tokens, dim)",
+    "bthd": "(batch, tokens, heads, dim)",
+    "btd": "(batch, tokens, heads x dim)",
+    "htd": "(heads, tokens, dim)",
+    "thd": "(tokens, heads, dim)",
+    "td": "(tokens, dim)",
+}
+"""Each layout by its letters. `btd` is packed heads where the function takes a number of heads, else one head."""
+
+MASK_AXES = {"bhts": "(batch, heads, queries, keys)", "bts": "(batch, queries, keys)", "ts": "(queries, keys)"}
+
+
+def axes_in_words(layout: str, *, packed: bool) -> str:
+    """The axes of a layout as a person reads them."""
+    return "(batch, tokens, dim), one head" if layout == "btd" and not packed else LAYOUTS[layout]
+
+
+def has_batch(layout: str) -> bool:
+    """Whether a call holds several sequences."""
+    return "b" in layout
+
+
+def has_heads(layout: str, *, packed: bool) -> bool:
+    """Whether a call holds several heads."""
+    return "h" in layout or packed
+
+
+def pack(x: Tensor, layout: str) -> Tensor:
+    """(b, h, t, d) in the order of `layout`, contiguous."""
+    if layout == "btd":
+        return x.transpose(1, 2).flatten(2)
+    if "b" not in layout:
+        x = x[0]
+    if layout in ("bthd", "thd"):
+        x = x.transpose(-3, -2)
+    if layout == "td":
+        x = x[0]
+    return x.contiguous()
+
+
+def packed_shape(shape: tuple[int, int, int, int], layout: str) -> tuple[int, ...]:
+    """The shape that `pack` gives."""
+    b, h, t, d = shape
+    if layout == "btd":
+        return (b, t, h * d)
+    sizes = {"b": b, "h": h, "t": t, "d": d}
+    return tuple(sizes[letter] for letter in layout)
+
+
+def unpack(x: Tensor, layout: str, heads: int) -> Tensor:
+    """The inverse of `pack`, back to (b, h, t, d)."""
+    if layout == "btd":
+        return x.unflatten(2, (heads, x.shape[2] // heads)).transpose(1, 2)
+    if layout == "td":
+        x = x[None]
+    if layout in ("bthd", "thd"):
+        x = x.transpose(-3, -2)
+    return x if "b" in layout else x[None]
+
+
+def reduce_mask(mask: Tensor, axes: str, batch: int) -> Tensor:
+    """A mask (batch or 1, heads or 1, t, s) with the axes that the function takes; the batch axis is full."""
+    if axes == "ts":
+        return mask[0, 0]
+    mask = mask.expand(batch, *mask.shape[1:])
+    return (mask[:, 0] if axes == "bts" else mask).contiguous()

@@ -1,0 +1,78 @@
+"""What the command line and the user's file ask for, made into a subject and wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from manyheads.check.adapter import Adapter
+from manyheads.check.case import Case
+from manyheads.check.features import FEATURES
+from manyheads.check.guess import Wishes
+from manyheads.check.subject import Subject
+from manyheads.errors import BackendError, SpecError
+
+__all__ = ["DTYPES", "chosen_cases", "subject_and_wishes"]
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def subject_and_wishes(
+    function: Callable[..., Any], own: Mapping[str, Any], asked: Mapping[str, Any]
+) -> tuple[Subject, Wishes, tuple[str, ...]]:
+    """`own`: the file's MANYHEADS_CHECK; `asked`: the command line, which comes first. Third: the features required."""
+    no = (*_words(own, "no"), *asked["no"])
+    required = (*_words(own, "require"), *asked["require"])
+    strange = [feature for feature in required if feature not in FEATURES]
+    if strange:
+        raise SpecError(f"there is no feature {strange[0]!r} to require; the features are {', '.join(FEATURES)}")
+    names, fixed = own.get("names", {}), own.get("fixed", {})
+    if not isinstance(names, Mapping) or not isinstance(fixed, Mapping):
+        raise SpecError("names and fixed in MANYHEADS_CHECK must be dicts: {role: parameter} and {parameter: value}")
+    wishes = Wishes(
+        layout=asked["layout"] or str(own.get("layout", "")), mask=asked["mask"] or str(own.get("mask", "")),
+        names={**names, **asked["names"]}, no=no, fixed=fixed,
+    )  # fmt: skip
+    wishes.check()
+    dtype = asked["dtype"] or str(own.get("dtype", "fp32"))
+    if dtype not in DTYPES:
+        raise SpecError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    tolerance = own.get("tolerance") if asked["tolerance"] is None else asked["tolerance"]
+    if tolerance is not None and (not isinstance(tolerance, int | float) or not 0 < tolerance < 1):
+        raise SpecError(f"the tolerance must lie between 0 and 1, found {tolerance!r}")
+    subject = Subject(
+        function, Adapter(), name=asked["function"].rpartition(".")[2], file=asked["file"], fixed=fixed,
+        device=_device(asked["device"]), dtype=DTYPES[dtype], tolerance=tolerance, seed=asked["seed"],
+    )  # fmt: skip
+    return subject, wishes, required
+
+
+def chosen_cases(cases: Iterable[Case], only: Iterable[str]) -> tuple[Case, ...]:
+    """The cases that are named, or whose suite is; all where nothing is named."""
+    cases, only = tuple(cases), tuple(only)
+    known = {case.name for case in cases} | {case.suite for case in cases}
+    strange = [name for name in only if name not in known]
+    if strange:
+        import difflib
+
+        close = difflib.get_close_matches(strange[0], known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise SpecError(f"there is no check {strange[0]!r}{hint}; manyheads check --list shows them")
+    return tuple(case for case in cases if not only or case.name in only or case.suite in only)
+
+
+def _words(own: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = own.get(key, ())
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise SpecError(f"{key} in MANYHEADS_CHECK must be a list of features; found {value!r}")
+    return tuple(str(word) for word in value)
+
+
+def _device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise BackendError(f"the device {name!r} cannot be used: {' '.join(str(error).split())[:200]}") from error
+    return name

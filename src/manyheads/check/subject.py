@@ -1,0 +1,133 @@
+"""The function under test with its adapter: called with a problem, its answer brought back to (b, h, t, d)."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.check.adapter import Adapter, arguments
+from manyheads.check.layouts import has_batch, has_heads, packed_shape, unpack
+from manyheads.check.problem import Problem, Sizes, answer, answer_weights
+
+__all__ = ["TOLERANCES", "CallError", "Subject"]
+
+# how far a value may be off, relative to 1 + the largest expected value
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+class CallError(Exception):
+    """The function raised, or returned something that is no answer; `line` is where in the user's file."""
+
+    def __init__(self, message: str, *, kind: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.line = line
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A function and how it is called.
+
+    `fixed`: parameters with one value always. `file`: where the function stands, to tell its lines from others.
+    `suspect`: the fault that is looked for again on a smaller input.
+    """
+
+    function: Callable[..., Any]
+    adapter: Adapter
+    name: str = "attention"
+    file: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    tolerance: float | None = None
+    seed: int = 0
+    suspect: str = ""
+
+    def fit(self, sizes: Sizes) -> Sizes:
+        """`sizes` as far as the layout holds several sequences and heads."""
+        if not has_heads(self.adapter.layout, packed=self.adapter.packed):
+            sizes = replace(sizes, heads=min(sizes.heads, 1), kv_heads=min(sizes.kv_heads, 1))
+        return sizes if has_batch(self.adapter.layout) else replace(sizes, batch=min(sizes.batch, 1))
+
+    def prepare(self, problem: Problem) -> Problem:
+        """The problem in the dtype and on the device of the test, causal where the function always is."""
+        problem = problem.to(self.dtype, self.device)
+        return replace(problem, causal=True) if self.adapter.causal == "always" else problem
+
+    def allowed(self, expected: Tensor, dtype: torch.dtype | None = None) -> float:
+        """How far a value may be from `expected`."""
+        share = TOLERANCES[dtype or self.dtype] if self.tolerance is None else self.tolerance
+        finite = expected[expected.isfinite()]
+        return share * (1.0 + (finite.abs().max().item() if finite.numel() else 0.0))
+
+    def call(self, problem: Problem, *, change: Callable[[str, Tensor], Tensor] | None = None) -> Tensor:
+        """The output as (b, h, t, v), in the dtype it came in."""
+        return self.output(self.run(arguments(self.adapter, problem, change=change)), problem)
+
+    def weights(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """The output and the returned weights, the weights as they are."""
+        made = self.run(arguments(self.adapter, problem, weights=True))
+        if not isinstance(made, tuple | list) or len(made) < 2:
+            raise CallError(f"returned {_kind(made)} where (output, weights) was asked for", kind="no weights")
+        return self.output(made, problem), as_tensor(made[1])
+
+    def answer(self, problem: Problem) -> Tensor:
+        """What is right."""
+        return answer(problem)
+
+    def answer_weights(self, problem: Problem) -> Tensor:
+        """The probabilities that are right."""
+        return answer_weights(problem)
+
+    def run(self, given: Mapping[str, Any]) -> Any:
+        """What the function returns for these parameters; CallError for whatever it raises."""
+        named = {**given, **self.fixed}
+        positional = [named.pop(name) for name in self.adapter.positional if name in named]
+        try:
+            return self.function(*positional, **named)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit in their code is a fault of this case
+            raise CallError(_said(error), kind=type(error).__name__, line=self._line(error)) from error
+
+    def output(self, made: Any, problem: Problem) -> Tensor:
+        """The first thing returned, in our layout; CallError where its shape is not the one it should have."""
+        out = as_tensor(made[0] if isinstance(made, tuple | list) and len(made) else made)
+        b, h, t, _ = problem.q.shape
+        wanted = packed_shape((b, h, t, problem.v.shape[-1]), self.adapter.out_layout)
+        if tuple(out.shape) != wanted:
+            raise CallError(f"an output of shape {tuple(out.shape)}, expected {wanted}", kind="shape")
+        return unpack(out, self.adapter.out_layout, h)
+
+    def _line(self, error: BaseException) -> int | None:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.file]
+        return lines[-1] if lines else None
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor or an array as a tensor on the CPU; CallError for anything else."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if hasattr(value, "__array__"):
+        import numpy as np
+
+        array = np.asarray(value)
+        if array.dtype.kind in "fiub":
+            return torch.from_numpy(np.array(array))
+    raise CallError(f"returned {_kind(value)}, expected an array", kind="no array")
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

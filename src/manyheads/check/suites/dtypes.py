@@ -1,0 +1,81 @@
+"""Number formats: float64 stays exact, 16 bits are summed in 32, and the result has the format of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from manyheads.check.case import Case, Finding, Judge, Skip, self_attention
+from manyheads.check.problem import Problem, Sizes
+from manyheads.check.subject import Subject
+from manyheads.check.suites.basics import FULL, plain
+
+__all__ = ["CASES"]
+
+_LONG = Sizes(batch=1, heads=2, kv_heads=2, queries=4, keys=512, dim=16, value_dim=16)
+_NAMES = {torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_ERROR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2.5e-3, torch.bfloat16: 1.2e-2}
+
+
+def _spread(sizes: Sizes, generator: torch.Generator) -> Problem:
+    """Scores spread over tens, where half a step of 16 bits is a few per cent of a weight."""
+    s = sizes
+    q = torch.randint(-16, 17, (s.batch, s.heads, s.queries, s.dim), generator=generator) / 4
+    k = torch.randint(-16, 17, (s.batch, s.kv_heads, s.keys, s.dim), generator=generator) / 4
+    v = torch.randint(-16, 17, (s.batch, s.kv_heads, s.keys, s.value_dim), generator=generator) / 16
+    return Problem(q=q, k=k, v=v)
+
+
+def precise(dtype: torch.dtype) -> Judge:
+    """In `dtype` the output has its input's format and is as exact as the format allows."""
+
+    def judge(subject: Subject, problem: Problem) -> Finding | Skip | None:
+        subject = replace(subject, dtype=dtype)
+        problem = subject.prepare(problem)
+        out, right = subject.call(problem), subject.answer(problem)
+        if out.dtype != dtype:
+            return Finding(
+                f"an output in {_NAMES[dtype]}, as the input", f"an output in {str(out.dtype).removeprefix('torch.')}",
+                "dtype", "what calls it gets a format it did not ask for",
+            )  # fmt: skip
+        error = (out.double() - right).abs().max().item() / max(right.abs().max().item(), 1e-30)
+        if error <= _ERROR[dtype]:
+            return None
+        if _wrong_anyway(subject, problem):
+            return Skip("its values are wrong in float32 already")
+        why = (
+            "something inside is computed in float32"
+            if dtype == torch.float64
+            else f"the scores or the softmax are computed in {_NAMES[dtype]}: compute them in float32 and cast at the end"
+        )
+        return Finding(
+            f"an error of at most {_ERROR[dtype]:g} of the largest value", f"an error of {error:.2g}", "precision", why
+        )
+
+    return judge
+
+
+def _wrong_anyway(subject: Subject, problem: Problem) -> bool:
+    """Whether the values are off in float32, too: then it is not about the format."""
+    wide = replace(subject, dtype=torch.float32)
+    again = wide.prepare(problem)
+    right = wide.answer(again)
+    return not torch.allclose(wide.call(again).double(), right, rtol=0.0, atol=wide.allowed(right))
+
+
+def _case(dtype: torch.dtype, build: Callable[[Sizes, torch.Generator], Problem], sizes: Sizes, proves: str) -> Case:
+    name = _NAMES[dtype]
+    return Case(
+        name=name, suite="dtypes", build=build, judge=precise(dtype), full=sizes, least=sizes, valid=self_attention,
+        needs=(name,), proves=proves,
+        resembles=("tinygrad/tinygrad#12280",) if dtype == torch.bfloat16 else (),
+    )  # fmt: skip
+
+
+CASES = (
+    _case(torch.float64, plain, FULL, "float64 in, float64 out, computed in float64"),
+    _case(torch.float16, _spread, _LONG, "float16 in and out, with scores and softmax in float32"),
+    _case(torch.bfloat16, _spread, _LONG, "bfloat16 in and out, with scores and softmax in float32"),
+)

@@ -1,0 +1,182 @@
+"""All cases put to a function in a process of its own: a hang, a crash or os._exit costs one case, not the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from manyheads.errors import CheckpointError, ManyheadsError
+
+__all__ = ["Answers", "Request", "supervise"]
+
+LOADING_SECONDS = 180.0  # importing torch for the first time takes its time, and the file may import more
+GUESSES = 6  # trying how a function is called takes some dozens of calls: so many times the limit of a case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked. `options`: layout, mask, names, no, require, dtype, tolerance, device, seed, only."""
+
+    file: str
+    function: str
+    options: Mapping[str, Any]
+    timeout: float = 20.0
+
+
+@dataclass
+class Answers:
+    """What came of it: the adapter and how it is known, the cases asked, and an outcome for each, as data."""
+
+    taken: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
+    fixed: list[str] = field(default_factory=list)
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    printed: str = ""
+
+
+class _Gone(Exception):
+    """The process ended, or did not answer in time; the text says which."""
+
+
+def supervise(request: Request) -> Answers:
+    """Runs all that is asked. ManyheadsError where the file cannot be loaded or the function not be called."""
+    answers = Answers()
+    handle, log = tempfile.mkstemp(prefix="manyheads-check-", suffix=".log")
+    os.close(handle)
+    try:
+        while not _one_process(request, answers, log):
+            pass
+        with open(log, encoding="utf-8", errors="replace") as file:
+            answers.printed = file.read()
+    finally:
+        with contextlib.suppress(OSError):  # Windows keeps the file of a process that is just ending
+            os.unlink(log)
+    return answers
+
+
+def _one_process(request: Request, answers: Answers, log: str) -> bool:
+    """Asks what is left; True when all is answered, False when the process was lost and there is more to ask."""
+    left = [case["name"] for case in answers.cases if case["name"] not in answers.outcomes] if answers.cases else None
+    worker = _Worker()
+    try:
+        worker.ask({
+            "file": request.file, "function": request.function, "log": log, "cases": left,
+            "adapter": answers.taken or None, **request.options,
+        })  # fmt: skip
+        _listen(worker, request, answers)
+    finally:
+        worker.stop()
+    return all(case["name"] in answers.outcomes for case in answers.cases)
+
+
+def _listen(worker: _Worker, request: Request, answers: Answers) -> None:
+    limit, doing, running, early = LOADING_SECONDS, f"loading {request.file}", "", None
+    while True:
+        try:
+            message = worker.next(limit)
+        except _Gone as gone:
+            if not running:
+                raise CheckpointError(f"{request.function} cannot be tried: {gone} while {doing}") from None
+            finding = early or _lost(str(gone), worker.ended)
+            answers.outcomes[running] = {
+                "name": running, "status": "fail", "reason": "", "finding": finding, "seconds": 0.0
+            }
+            return
+        if message is None:
+            return
+        if "error" in message:
+            raise ManyheadsError(message["error"])
+        if "loaded" in message:
+            limit, doing = GUESSES * request.timeout, "trying how it is called (--timeout gives it longer)"
+        elif "taken" in message:
+            answers.taken, answers.known, answers.fixed = message["taken"], message["known"], message["fixed"]
+        elif "cases" in message:
+            answers.cases = answers.cases or message["cases"]
+        elif "start" in message:
+            limit, running, early = request.timeout, message["start"], None
+        elif "early" in message:
+            early = message["early"]
+        elif "outcome" in message:
+            answers.outcomes[running], running = message["outcome"], ""
+
+
+def _lost(what: str, ended: bool) -> dict[str, Any]:
+    return {
+        "expected": "an answer", "found": what, "cause": "process ended" if ended else "no answer",
+        "explanation": "", "code": "", "line": None,
+    }  # fmt: skip
+
+
+class _Worker:
+    """A process of ours that runs `worker.main`, and the messages that come from it."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from manyheads.check.worker import main; main()"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            start_new_session=True,
+        )  # fmt: skip
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError):  # the pipe was closed by `stop`
+            for line in self._process.stdout:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Sends the request."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what ended it is told by `next`
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.close()
+
+    def next(self, seconds: float) -> dict[str, Any] | None:
+        """The next message; None after the last. _Gone where none comes in time or the process ended badly."""
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise _Gone(f"no answer within {seconds:g} s") from None
+        if line is None:
+            self.ended = True
+            status = self._process.wait()
+            if status:
+                raise _Gone(f"the process ended with {_status(status)}")
+            return None
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def stop(self) -> None:
+        """Ends the process and what it started."""
+        if self._process.poll() is None:
+            if hasattr(os, "killpg"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _status(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):
+        return f"the signal {signal.Signals(-status).name}"
+    return f"the signal {-status}"
