@@ -91,7 +91,7 @@ def recurrent(
         if norms is not None:
             norms = norms + k_i
             totals.append((q_i * norms).sum(-1, keepdim=True))
-    return _result(asked, outs, totals, sums, norms, dim=-2, stack=True)
+    return _result(asked, outs, totals, sums, norms, stack=True)
 
 
 def chunked(
@@ -203,18 +203,18 @@ def _result(
     sums: Tensor,
     norms: Tensor | None,
     *,
-    dim: int = -2,
     stack: bool = False,
 ) -> tuple[Tensor, LinearState]:
     """The outputs together, divided where normalised, as (b, y, t, v) in the dtype of the call."""
-    state = LinearState(sums.squeeze(2), None if norms is None else norms.squeeze(2))
     b, n, g, t, _ = asked.q.shape
-    if not t:
-        return asked.v.new_zeros(b, n * g, 0, asked.v.shape[-1], dtype=asked.dtype), state
     join = torch.stack if stack else torch.cat
-    out = join(outs, dim)
+    if outs:
+        out = join(outs, -2)
+    else:  # no tokens: empty and unchanged, and still functions of what was given
+        out, sums = asked.q @ sums, sums + asked.k.mT @ asked.v
+    state = LinearState(sums.squeeze(2), None if norms is None else norms.squeeze(2))
     if totals:
-        total = join(totals, dim)
+        total = join(totals, -2)
         out = out / torch.where(total == 0, 1.0, total)
     return out.reshape(b, n * g, t, out.shape[-1]).to(asked.dtype), state
 
@@ -238,7 +238,7 @@ def _ask(
         k, v = (torch.where(keep[:, None, :, None], x, 0.0) for x in (k, v))
     spread_q = _spread(q, max(q.shape[1], states)).to(compute) * scale
     if decay is not None:
-        decay = decay.to(compute).reshape(b, states, t, -1)[:, :, None]
+        decay = (decay if decay.dim() == 4 else decay[..., None]).to(compute)[:, :, None]
         decay = decay if keep is None else torch.where(keep[:, None, None, :, None], decay, 0.0)
     sums, norms = _start(q, v, states, normalised=normalised, state=state)
     return _Asked(
