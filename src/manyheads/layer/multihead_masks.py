@@ -49,6 +49,9 @@ def translate(
         visible.append(_causal(sizes, like.device))
     if key_padding_mask is not None:
         _check_padding(key_padding_mask, sizes)
+        if key_padding_mask.dtype == torch.bool and attn_mask is None and not is_causal:
+            # one number a key: torch's kernels keep that as it is, and spread booleans over all queries
+            key_padding_mask = like.new_zeros(key_padding_mask.shape).masked_fill(key_padding_mask, -torch.inf)
         _sort(key_padding_mask[:, None, None], "key_padding_mask", sizes, visible, added)
     seen = visible[0] & visible[1] if len(visible) == 2 else visible[0] if visible else None
     return seen, _sum(added, like)
