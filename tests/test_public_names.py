@@ -28,6 +28,7 @@ PUBLIC = {
     "ManyheadsError": "manyheads.errors",
     "Mlp": "manyheads.spec",
     "Moe": "manyheads.spec",
+    "MultiheadAttention": "manyheads.layer",
     "NoPositions": "manyheads.spec",
     "Norm": "manyheads.spec",
     "QKNorm": "manyheads.spec",

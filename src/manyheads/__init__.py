@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from manyheads.checkpoints import read
     from manyheads.cost import price
     from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError, SpecError
-    from manyheads.layer import Attention, mha
+    from manyheads.layer import Attention, MultiheadAttention, mha
     from manyheads.report import Report
     from manyheads.spec import (
         Alibi,
@@ -70,6 +70,7 @@ __all__ = [
     "ManyheadsError",
     "Mlp",
     "Moe",
+    "MultiheadAttention",
     "NoPositions",
     "Norm",
     "QKNorm",
@@ -89,7 +90,14 @@ __all__ = [
     "weights",
 ]
 
-_ROOMS = {"read": "checkpoints", "price": "cost", "Report": "report", "Attention": "layer", "mha": "layer"}
+_ROOMS = {
+    "read": "checkpoints",
+    "price": "cost",
+    "Report": "report",
+    "Attention": "layer",
+    "MultiheadAttention": "layer",
+    "mha": "layer",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyheads.layer.attention import Attention
+    from manyheads.layer.multihead import MultiheadAttention
     from manyheads.layer.textbook import mha
 
-_HOME = {"Attention": "attention", "mha": "textbook"}
+_HOME = {"Attention": "attention", "MultiheadAttention": "multihead", "mha": "textbook"}
 
-__all__ = ["Attention", "mha"]
+__all__ = ["Attention", "MultiheadAttention", "mha"]
 
 
 def __getattr__(name: str) -> Any:
