@@ -37,7 +37,8 @@ def build(name: str, *, dtype: torch.dtype = torch.float32, attention: str = "ea
     cls = case.get("class")
     model = getattr(transformers, cls)(config) if cls else transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
-        parameter.data.normal_(0, 0.3)
+        if parameter.requires_grad:  # computed positions stay as they are: some files do not hold them
+            parameter.data.normal_(0, 0.3)
     return model.eval().to(dtype)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from manyheads.checkpoints.config import read_config
 from manyheads.checkpoints.families import named
+from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.files import shown, shown_path
 from manyheads.checkpoints.gguf_header import GGUFHeader, read_gguf
 from manyheads.checkpoints.gguf_layouts import gguf_layout
@@ -17,7 +18,7 @@ from manyheads.checkpoints.telltale import is_inert, is_telltale
 from manyheads.checkpoints.verify import check_header
 from manyheads.errors import CheckpointError
 
-__all__ = ["ARCHITECTURES", "gguf_to_config", "open_gguf"]
+__all__ = ["ARCHITECTURES", "gguf_family", "gguf_to_config", "open_gguf"]
 
 # general.architecture: the model_type that reads its configuration.
 ARCHITECTURES: Mapping[str, str] = {
@@ -73,11 +74,7 @@ def open_gguf(path: str | os.PathLike[str], *, assume: str = "") -> Checkpoint:
     config = gguf_to_config(header)
     model = read_config(config, source=where, assume=assume)
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    architecture = str(header.metadata["general.architecture"])
-    family = replace(
-        named(model.family), layout=gguf_layout(architecture, tensors), prefixes=(), endings=(), task_heads=(),
-        ignored=(r"^rope_freqs\.weight$", r"^rope_factors_(long|short)\.weight$"),
-    )  # fmt: skip
+    family = gguf_family(named(model.family), header)
     found = check_header(tensors, family, model.stack, source=where, config=config)
     if found is None:
         raise AssertionError("a configuration made here names no quantisation")
@@ -88,6 +85,18 @@ def open_gguf(path: str | os.PathLike[str], *, assume: str = "") -> Checkpoint:
     return Checkpoint(
         found.stack, name, os.fspath(path), model.family, found.weight_dtype, found.parameters, found.stored_bytes, config=config,
         notes=(*notes, *found.notes), unknown_keys=model.unknown_keys,
+    )  # fmt: skip
+
+
+def gguf_family(family: Family, header: GGUFHeader) -> Family:
+    """`family` with the names and the order that a GGUF file of its architecture has.
+
+    Values are those of the family but for the gains of norms that are 1 + w: the file holds 1 + w (llama.cpp adds it).
+    """
+    layout = gguf_layout(str(header.metadata["general.architecture"]), {tensor.name for tensor in header.tensors})
+    return replace(
+        family, layout=layout, prefixes=(), endings=(), task_heads=(),
+        ignored=(r"^rope_freqs\.weight$", r"^rope_factors_(long|short)\.weight$"),
     )  # fmt: skip
 
 

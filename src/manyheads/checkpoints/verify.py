@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from manyheads.errors import CheckpointError
 from manyheads.spec.stack import StackSpec
 from manyheads.spec.weights import count, weights
 
-__all__ = ["HeaderCheck", "check_header"]
+__all__ = ["HeaderCheck", "check_header", "located"]
 
 # Formats of quantisation that keep a tensor's name and shape, beside which scales are stored.
 _SHAPE_KEEPING = ("fp8", "fbgemm_fp8")
@@ -121,6 +121,13 @@ def _inside(extra: list[str], rename: tuple[tuple[str, str], ...], notes: list[s
     return kept, notes
 
 
+def located(family: Family, stack: StackSpec, names: Collection[str]) -> dict[str, Expected]:
+    """Every tensor that files of `family` hold for `stack`, by the name that it has in files that hold `names`."""
+    expected = expected_tensors(family, stack, most=4 * len(names) + 1000)
+    rename = _renaming(family, expected, names)
+    return {_renamed(name, rename): item for name, item in expected.items()}
+
+
 def _quantisation(config: Mapping[str, Any]) -> str:
     quantised = config.get("quantization_config")
     if not isinstance(quantised, Mapping):
@@ -142,7 +149,7 @@ def _renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _renaming(
-    family: Family, expected: Mapping[str, Expected], tensors: Mapping[str, TensorInfo]
+    family: Family, expected: Mapping[str, Expected], tensors: Collection[str]
 ) -> tuple[tuple[str, str], ...]:
     """The way of beginning names, of those that the family knows, under which most tensors are found."""
     names = list(expected)

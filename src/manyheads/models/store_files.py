@@ -1,0 +1,145 @@
+"""Weight files that give up one tensor at a time: safetensors, mapped into memory, and GGUF, dequantised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from manyheads.checkpoints.files import shown, shown_path
+from manyheads.errors import BackendError, CheckpointError
+
+__all__ = ["Files", "GgufFile", "InMemory", "SafetensorsFiles"]
+
+
+class Files(Protocol):
+    """Stored tensors by their names in the files; nothing is read before it is asked for."""
+
+    @property
+    def path(self) -> str:
+        """What they were read from."""
+        ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each tensor."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor."""
+        ...
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Some rows of it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the files."""
+        ...
+
+
+class InMemory:
+    """Tensors that are there already; what is read of them shares their memory."""
+
+    def __init__(self, path: str, tensors: Mapping[str, Tensor]) -> None:
+        self.path = path
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self._tensors = tensors
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._tensors[name][start:stop]
+
+    def close(self) -> None:
+        self._tensors = {}
+
+
+class SafetensorsFiles:
+    """The tensors of one or several .safetensors files; their types are the files' own."""
+
+    def __init__(self, path: str, files: tuple[str, ...]) -> None:
+        import safetensors
+
+        self.path = path
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._home: dict[str, Any] = {}
+        self._open: list[Any] = []
+        try:
+            for file in files:
+                mapped = safetensors.safe_open(file, framework="pt")
+                self._open.append(mapped)
+                for name in mapped.keys():  # noqa: SIM118 - not a mapping
+                    self._home[name] = mapped
+                    self.shapes[name] = tuple(mapped.get_slice(name).get_shape())
+        except (OSError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"{shown_path(path)}: cannot be read ({_first_line(error)})") from None
+
+    def read(self, name: str) -> Tensor:
+        return self._get(name, None)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._get(name, slice(start, stop))
+
+    def _get(self, name: str, rows: slice | None) -> Tensor:
+        import safetensors
+
+        if not self._open:
+            raise CheckpointError(f"{shown_path(self.path)}: the store is closed")
+        try:
+            home = self._home[name]
+            return home.get_tensor(name) if rows is None else home.get_slice(name)[rows]
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            reason = _first_line(error)
+            raise CheckpointError(f"{shown_path(self.path)}: {shown(name)} cannot be read ({reason})") from None
+
+    def close(self) -> None:
+        self._open.clear()
+        self._home.clear()
+
+
+class GgufFile:
+    """The tensors of one GGUF file, dequantised to float32 when they are asked for."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            from gguf import GGUFReader
+        except ImportError:
+            raise BackendError("reading GGUF tensors needs the package gguf: pip install 'manyheads[models]'") from None
+        self.path = path
+        try:
+            self._tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise CheckpointError(f"{shown_path(path)}: cannot be read ({_first_line(error)})") from None
+        self.shapes: dict[str, tuple[int, ...]] = {
+            name: tuple(reversed(tensor.shape.tolist())) for name, tensor in self._tensors.items()
+        }
+
+    def read(self, name: str) -> Tensor:
+        import torch
+        from gguf.quants import dequantize
+
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{shown_path(self.path)}: the store is closed")
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            kind = tensor.tensor_type.name
+            raise CheckpointError(
+                f"{shown_path(self.path)}: {shown(name)} is {kind}, which gguf cannot unpack"
+            ) from None
+        return torch.from_numpy(values.copy()).reshape(self.shapes[name]).to(torch.float32)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self.read(name)[start:stop].clone()
+
+    def close(self) -> None:
+        self._tensors = {}
+
+
+def _first_line(error: BaseException) -> str:
+    text = (getattr(error, "strerror", None) or str(error)).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
