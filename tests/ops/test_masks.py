@@ -85,6 +85,8 @@ def test_everything_is_left_out_of_combinations() -> None:
     assert masks.causal() & masks.everything() == masks.causal()
     assert masks.causal() | masks.everything() == masks.everything()
     assert ~~masks.causal() == masks.causal()
+    assert masks.opposite(masks.causal()) == ~masks.causal()
+    assert masks.opposite(~masks.causal()) == masks.causal()
 
 
 def test_lengths_padding_and_dense_depend_on_the_sequence_or_head() -> None:

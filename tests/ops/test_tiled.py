@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attention_calls import CALLS, SHAPES, arguments, tensors
+from attention_calls import SHAPES, arguments, tensors
 from manyheads.errors import SpecError
 from manyheads.ops import masks, softmax, tiled
 
@@ -118,14 +118,3 @@ def test_a_tile_of_nothing() -> None:
     q, k, v = tensors(SHAPES["square"])
     with pytest.raises(SpecError, match="found 0"):
         tiled.attention(q, k, v, scale=1.0, tile=0)
-
-
-def test_all_calls_are_known() -> None:
-    """The calls that the forms are compared on hold every factory of masks."""
-    made = {
-        name for name in masks.__all__ if name.islower() and name not in ("from_spec", "materialise", "needs_tensor")
-    }
-    text = " ".join(CALLS) + " dense placed per_head"
-    words = {"everything", "causal", "window", "band", "chunk", "padding", "lengths", "dense", "per_head", "placed"}
-    assert made == words
-    assert all(word in text for word in words)

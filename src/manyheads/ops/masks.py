@@ -17,6 +17,7 @@ from manyheads.ops.predicates import (
     Dense,
     Everything,
     Lengths,
+    Opposite,
     Padding,
     PerHead,
     Placed,
@@ -37,6 +38,7 @@ __all__ = [
     "lengths",
     "materialise",
     "needs_tensor",
+    "opposite",
     "padding",
     "per_head",
     "placed",
@@ -104,6 +106,11 @@ def placed(mask: Visible, key_positions: Tensor) -> Visible:
         found = f"{key_positions.dtype} {tuple(key_positions.shape)}"
         raise SpecError(f"key positions must be integers (keys,) or (batch, keys), found {found}")
     return Placed(mask, key_positions)
+
+
+def opposite(mask: Visible) -> Visible:
+    """What `~mask` is, for code that torch.compile traces: it does not know how to invert an object."""
+    return mask.a if isinstance(mask, Opposite) else Opposite(mask)
 
 
 def from_spec(mask: spec_masks.Mask) -> Visible:
