@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["Case", "Finding", "Judge", "Note", "Outcome", "Skip", "anything", "self_attention"]
 
 
+_ONE = Sizes()
+
+
 @dataclass(frozen=True)
 class Finding:
     """A fault: what was expected, what was found, why that is, and the call that shows it.
@@ -80,7 +83,7 @@ class Case:
     build: Callable[[Sizes, torch.Generator], Problem]
     judge: Judge
     full: Sizes
-    least: Sizes = Sizes()
+    least: Sizes = _ONE
     valid: Callable[[Sizes], bool] = anything
     needs: tuple[str, ...] = ()
     resembles: tuple[str, ...] = ()

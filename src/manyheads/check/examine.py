@@ -54,7 +54,7 @@ def judge(subject: Subject, case: Case, sizes: Sizes) -> Finding | Skip | Note |
     try:
         found = case.judge(subject, problem)
     except CallError as error:
-        shape = tuple(problem.q.shape[:3]) + (problem.v.shape[3],)
+        shape = (*tuple(problem.q.shape[:3]), problem.v.shape[3])
         return Finding(
             f"an output (batch, heads, queries, dim) = {shape}", str(error), error.kind, line=error.line,
             code=call_as_code(subject, problem),

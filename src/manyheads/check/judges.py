@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
 from manyheads.check.case import Finding, Skip
 from manyheads.check.problem import Problem
 from manyheads.check.spell import place, row, seen_keys
 from manyheads.check.subject import CallError, Subject
 from manyheads.check.twins import diagnose
 
-import torch
-from torch import Tensor
-
-__all__ = ["differs", "refuses", "sees", "shortest", "values", "weights"]
+__all__ = ["differs", "explained", "refuses", "sees", "shortest", "values", "weights"]
 
 
 def values(subject: Subject, problem: Problem) -> Finding | Skip | None:
@@ -47,6 +49,13 @@ def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = F
     )
 
 
+def explained(subject: Subject, problem: Problem, finding: Finding) -> Finding:
+    """`finding` with the fault that a twin shows on the same problem, where one does."""
+    found = subject.call(problem).double()
+    twin = diagnose(problem, found, subject.allowed(subject.answer(problem)), suspect=subject.suspect)
+    return finding if twin is None else replace(finding, cause=twin.name, explanation=twin.says)
+
+
 def shortest(found: Tensor) -> str:
     """The kind of a fault that no twin has."""
     return "" if bool(found.isfinite().all()) else "not finite"
@@ -67,7 +76,9 @@ def weights(subject: Subject, problem: Problem) -> Finding | Skip | None:
     found = _with_all_axes(found, expected)
     if found.shape != expected.shape:
         average = expected.mean(1)
-        averaged = found.shape == average.shape and torch.allclose(found.double(), average, atol=subject.allowed(average))
+        averaged = found.shape == average.shape and torch.allclose(
+            found.double(), average, atol=subject.allowed(average)
+        )
         return Finding(
             f"weights of shape (batch, heads, queries, keys) = {tuple(expected.shape)}",
             f"weights of shape {tuple(found.shape)}",
@@ -92,10 +103,7 @@ def weights(subject: Subject, problem: Problem) -> Finding | Skip | None:
 def _with_all_axes(found: Tensor, expected: Tensor) -> Tensor:
     """Axes of one sequence or one head that a layout leaves out."""
     while found.dim() < 4 and expected.shape[4 - found.dim() - 1] == 1 and found.dim() >= 2:
-        if found.dim() == 3 and expected.shape[1] == 1:
-            found = found[:, None]
-        else:
-            found = found[None]
+        found = found[:, None] if found.dim() == 3 and expected.shape[1] == 1 else found[None]
     return found
 
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-__all__ = ["LAYOUTS", "MASK_AXES", "axes_in_words", "has_batch", "has_heads", "pack", "packed_shape", "reduce_mask", "unpack"]
+__all__ = [
+    "LAYOUTS",
+    "MASK_AXES",
+    "axes_in_words",
+    "has_batch",
+    "has_heads",
+    "pack",
+    "packed_shape",
+    "reduce_mask",
+    "unpack",
+]
 
 LAYOUTS = {
     "bhtd": "(batch, heads, tokens, dim)",
@@ -35,16 +46,16 @@ def has_heads(layout: str, *, packed: bool) -> bool:
 
 
 def pack(x: Tensor, layout: str) -> Tensor:
-    """(b, h, t, d) in the order of `layout`, contiguous."""
+    """(b, h, t, d) in the order of `layout`: contiguous, and in memory of its own, so that nobody can spoil `x`."""
     if layout == "btd":
-        return x.transpose(1, 2).flatten(2)
+        return x.transpose(1, 2).flatten(2).clone(memory_format=torch.contiguous_format)
     if "b" not in layout:
         x = x[0]
     if layout in ("bthd", "thd"):
         x = x.transpose(-3, -2)
     if layout == "td":
         x = x[0]
-    return x.contiguous()
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def packed_shape(shape: tuple[int, int, int, int], layout: str) -> tuple[int, ...]:
@@ -70,6 +81,6 @@ def unpack(x: Tensor, layout: str, heads: int) -> Tensor:
 def reduce_mask(mask: Tensor, axes: str, batch: int) -> Tensor:
     """A mask (batch or 1, heads or 1, t, s) with the axes that the function takes; the batch axis is full."""
     if axes == "ts":
-        return mask[0, 0]
+        return mask[0, 0].clone()
     mask = mask.expand(batch, *mask.shape[1:])
-    return (mask[:, 0] if axes == "bts" else mask).contiguous()
+    return (mask[:, 0] if axes == "bts" else mask).clone(memory_format=torch.contiguous_format)

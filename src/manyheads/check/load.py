@@ -53,7 +53,8 @@ def settings_of(function: Callable[..., Any], module: ModuleType) -> dict[str, A
 
 
 def _module(path: str) -> ModuleType:
-    name = os.path.splitext(os.path.basename(path))[0]
+    # a name of its own: a file called torch.py must not stand for torch
+    name = f"checked_{os.path.splitext(os.path.basename(path))[0]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise CheckpointError(f"{path} is not a Python file; FILE.py:FUNCTION would be valid")

@@ -131,15 +131,22 @@ def _raw(subject: Subject, given: dict[str, object]) -> Tensor:
 
 
 def _orders(layout: str) -> tuple[str, ...]:
-    return {"bhtd": ("bhtd", "bthd", "btd"), "bthd": ("bthd", "bhtd", "btd"), "htd": ("htd", "thd"), "thd": ("thd", "htd")}.get(
-        layout, (layout,)
-    )
+    return {
+        "bhtd": ("bhtd", "bthd", "btd"),
+        "bthd": ("bthd", "bhtd", "btd"),
+        "htd": ("htd", "thd"),
+        "thd": ("thd", "htd"),
+    }.get(layout, (layout,))
 
 
 def _spread(moved: Tensor, axis: int) -> int:
     """How many places along `axis` moved."""
     others = [a for a in range(moved.dim()) if a != axis]
-    return int(moved.any(dim=others[0]).any(dim=others[1] - (others[1] > others[0])).any(-1).sum()) if moved.dim() == 4 else 0
+    return (
+        int(moved.any(dim=others[0]).any(dim=others[1] - (others[1] > others[0])).any(-1).sum())
+        if moved.dim() == 4
+        else 0
+    )
 
 
 def mask_is(subject: Subject) -> bool:
@@ -183,5 +190,3 @@ def adds_floats(subject: Subject) -> bool:
         return False
     shown = problem.bias[:, 0].cpu() > 0
     return bool(changed) and bool((finite == without).all()) and bool((hidden == (shown & without)).all())
-
-

@@ -28,9 +28,7 @@ def row(values: Tensor) -> str:
 def place(index: tuple[int, ...], shape: tuple[int, ...]) -> str:
     """Where in (b, h, t, v): axes of one entry are left out."""
     names = ("batch", "head", "query")
-    parts = [
-        f"{name} {at}" for name, at, size in zip(names, index, shape, strict=False) if size > 1 or name == "query"
-    ]
+    parts = [f"{name} {at}" for name, at, size in zip(names, index, shape, strict=False) if size > 1 or name == "query"]
     return ", ".join(parts)
 
 

@@ -45,7 +45,7 @@ class Answers:
     printed: str = ""
 
 
-class _Gone(Exception):
+class _GoneError(Exception):
     """The process ended, or did not answer in time; the text says which."""
 
 
@@ -55,8 +55,11 @@ def supervise(request: Request) -> Answers:
     handle, log = tempfile.mkstemp(prefix="manyheads-check-", suffix=".log")
     os.close(handle)
     try:
+        done = -1
         while not _one_process(request, answers, log):
-            pass
+            if len(answers.outcomes) == done or not answers.cases:
+                raise CheckpointError(f"{request.function} ended the process that ran {request.file}")
+            done = len(answers.outcomes)
         with open(log, encoding="utf-8", errors="replace") as file:
             answers.printed = file.read()
     finally:
@@ -77,7 +80,7 @@ def _one_process(request: Request, answers: Answers, log: str) -> bool:
         _listen(worker, request, answers)
     finally:
         worker.stop()
-    return all(case["name"] in answers.outcomes for case in answers.cases)
+    return bool(answers.cases) and all(case["name"] in answers.outcomes for case in answers.cases)
 
 
 def _listen(worker: _Worker, request: Request, answers: Answers) -> None:
@@ -85,14 +88,13 @@ def _listen(worker: _Worker, request: Request, answers: Answers) -> None:
     while True:
         try:
             message = worker.next(limit)
-        except _Gone as gone:
+        except _GoneError as gone:
             if not running:
                 raise CheckpointError(f"{request.function} cannot be tried: {gone} while {doing}") from None
-            finding = early or _lost(str(gone), worker.ended)
-            answers.outcomes[running] = {
-                "name": running, "status": "fail", "reason": "", "finding": finding, "seconds": 0.0
-            }
+            answers.outcomes[running] = _failed(running, early or _lost(str(gone), ended=worker.ended))
             return
+        if message is None and running:
+            answers.outcomes[running] = _failed(running, early or _lost("the process ended", ended=True))
         if message is None:
             return
         if "error" in message:
@@ -111,7 +113,11 @@ def _listen(worker: _Worker, request: Request, answers: Answers) -> None:
             answers.outcomes[running], running = message["outcome"], ""
 
 
-def _lost(what: str, ended: bool) -> dict[str, Any]:
+def _failed(name: str, finding: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "status": "fail", "reason": "", "finding": finding, "seconds": 0.0}
+
+
+def _lost(what: str, *, ended: bool) -> dict[str, Any]:
     return {
         "expected": "an answer", "found": what, "cause": "process ended" if ended else "no answer",
         "explanation": "", "code": "", "line": None,
@@ -147,16 +153,16 @@ class _Worker:
             self._process.stdin.close()
 
     def next(self, seconds: float) -> dict[str, Any] | None:
-        """The next message; None after the last. _Gone where none comes in time or the process ended badly."""
+        """The next message; None after the last. _GoneError where none comes in time or the process ended badly."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
-            raise _Gone(f"no answer within {seconds:g} s") from None
+            raise _GoneError(f"no answer within {seconds:g} s") from None
         if line is None:
             self.ended = True
             status = self._process.wait()
             if status:
-                raise _Gone(f"the process ended with {_status(status)}")
+                raise _GoneError(f"the process ended with {_status(status)}")
             return None
         message: dict[str, Any] = json.loads(line)
         return message

@@ -156,7 +156,9 @@ def _open_on_empty(p: Problem) -> Tensor:
 
 def _bias_first(p: Problem) -> Tensor:
     extra = 0.0 if p.bias is None else p.bias
-    return written(replace(p, bias=None), logits=lambda raw, factor: _logits(replace(p, bias=None))(raw + extra, factor))
+    return written(
+        replace(p, bias=None), logits=lambda raw, factor: _logits(replace(p, bias=None))(raw + extra, factor)
+    )
 
 
 def _bias_in_cap(p: Problem) -> Tensor:
@@ -207,6 +209,13 @@ def _width(p: Problem) -> int:
 
 
 TWINS = (
+    Twin("NaN on empty rows", "a row that sees nothing is softmax of -inf only, which is NaN; it gives zeros",
+         lambda p: written(p, empty="nan")),
+    Twin("mean on empty rows", "a row that sees nothing gives the mean of all values: blocked scores are one finite number "
+         "(such as -1e9), and softmax of equal numbers is uniform; such a row gives zeros",
+         lambda p: written(p, fill=-1e30)),
+    Twin("open on empty rows", "a row that sees nothing attends to everything: a number such as -10000 was added to all of its "
+         "scores, which changes nothing after softmax; such a row gives zeros", _open_on_empty),
     Twin("scale missing", "the scores are not divided by sqrt(dim): softmax gets too sharp as heads get wider",
          lambda p: written(p, scale=1.0)),
     Twin("scale by d_model", "the scores are divided by sqrt(heads x dim), the model's width; it is sqrt(dim), the width of "
@@ -231,16 +240,6 @@ TWINS = (
     Twin("heads tiled", "the key/value heads are tiled (0, 1, 0, 1): query head h reads head h mod K. They are interleaved "
          "(0, 0, 1, 1): query head h reads head h // (H/K), as repeat_interleave gives and repeat does not",
          lambda p: written(p, tiled=True)),
-    Twin("mask inverted", "the mask works the wrong way round: what is blocked is what may be seen",
-         lambda p: written(p, visible=_inverted(p))),
-    Twin("mask inverted, NaN", "the mask works the wrong way round, and rows that see nothing then are NaN",
-         lambda p: written(p, visible=_inverted(p), empty="nan")),
-    Twin("mask ignored", "the mask has no effect", lambda p: written(p, visible=_unmasked(p))),
-    Twin("mask as zeros", "blocked scores become 0, and exp(0) = 1 is weight; they must become -inf before softmax",
-         lambda p: written(p, fill=0.0)),
-    Twin("mask after softmax", "the mask is applied after softmax, so that the weights no longer add up to 1",
-         _after_softmax),
-    Twin("mask added", "the booleans are added to the scores as the numbers 1 and 0; they exclude", _added),
     Twin("causal ignored", "the causal flag has no effect: queries see the future",
          lambda p: written(p, visible=seen(_open(p)))),
     Twin("causal top-left", "the causal frontier starts at the top-left corner: query i sees keys 0..i. With a cache the "
@@ -256,6 +255,16 @@ TWINS = (
          lambda p: written(p, visible=_frontier(p, shift=1))),
     Twin("causal reversed", "the causal mask is the wrong way round: queries see the future and not the past",
          lambda p: written(p, visible=_reversed(p))),
+    Twin("mask inverted", "the mask works the wrong way round: what is blocked is what may be seen",
+         lambda p: written(p, visible=_inverted(p))),
+    Twin("mask inverted, NaN", "the mask works the wrong way round, and rows that see nothing then are NaN",
+         lambda p: written(p, visible=_inverted(p), empty="nan")),
+    Twin("mask ignored", "the mask has no effect", lambda p: written(p, visible=_unmasked(p))),
+    Twin("mask as zeros", "blocked scores become 0, and exp(0) = 1 is weight; they must become -inf before softmax",
+         lambda p: written(p, fill=0.0)),
+    Twin("mask after softmax", "the mask is applied after softmax, so that the weights no longer add up to 1",
+         _after_softmax),
+    Twin("mask added", "the booleans are added to the scores as the numbers 1 and 0; they exclude", _added),
     Twin("window ignored", "the window has no effect", lambda p: written(p, visible=seen(replace(p, causal=p.causal or
          p.window is not None, window=None)))),
     Twin("window one more", "the window holds W + 1 keys; a window of W means W keys, the query's own token among them",
@@ -272,13 +281,6 @@ TWINS = (
     Twin("softcap before scale", "the softcap acts before the scale; it acts after", _cap_first),
     Twin("sinks ignored", "the sinks have no effect: the weights of a row add up to 1", lambda p: answer(replace(p, sinks=None))),
     Twin("sinks scaled", "the sinks are scaled as the scores are; a sink is a logit as it stands", _sinks_scaled),
-    Twin("NaN on empty rows", "a row that sees nothing is softmax of -inf only, which is NaN; it gives zeros",
-         lambda p: written(p, empty="nan")),
-    Twin("mean on empty rows", "a row that sees nothing gives the mean of all values: blocked scores are one finite number "
-         "(such as -1e9), and softmax of equal numbers is uniform; such a row gives zeros",
-         lambda p: written(p, fill=-1e30)),
-    Twin("open on empty rows", "a row that sees nothing attends to everything: a number such as -10000 was added to all of its "
-         "scores, which changes nothing after softmax; such a row gives zeros", _open_on_empty),
     Twin("heads cut without transpose", "the last axis is cut into heads with view(b, h, t, d); the order of the data is "
          "(b, t, h, d): view so, then transpose(1, 2)", _split_without_transpose),
     Twin("heads joined without transpose", "the heads are joined with view(b, t, h x d) from (b, h, t, d); transpose(1, 2) "

@@ -83,9 +83,7 @@ def _answer(request: Mapping[str, Any], say: Any) -> None:
         if case.name in asked:
             say({"start": case.name})
             torch.manual_seed(request["seed"])
-            outcome = examine(
-                subject, case, required=required, early=lambda finding: say({"early": asdict(finding)})
-            )
+            outcome = examine(subject, case, required=required, early=lambda finding: say({"early": asdict(finding)}))
             say({"outcome": asdict(outcome)})
 
 

@@ -26,6 +26,7 @@ VERBS = {
     "cost": "the price of a model: parameters, cache, bytes and time, and what other heads would cost",
     "xray": "a real model run on real text, and the predicted price checked against what it holds",
     "models": "the census of known models: list, filter, sort",
+    "check": "our suites turned on your own attention function",
     "facts": "every cited number, its verdict, source and arithmetic",
 }
 """Each verb and what it does, in the order of the help; the verb's module is `manyheads.cli.VERB`."""

@@ -30,7 +30,7 @@ def _zero_queries(sizes: Sizes, generator: torch.Generator) -> Problem:
 
 def _quarter(sizes: Sizes, generator: torch.Generator) -> Problem:  # noqa: ARG001 written by hand
     """Scores 2·ln 3 and 0; divided by sqrt(4) = 2 the weights are 3/4 and 1/4: 3/4 · 4 + 1/4 · 0 = 3, 3/4 · 8 = 6."""
-    q = torch.tensor([2.0, 0, 0, 0]).view(1, 1, 1, 4)
+    q = torch.tensor([2.0, 0, 0, 0]).expand(1, 1, 2, 4)
     k = torch.tensor([[math.log(3), 0, 0, 0], [0.0, 1, 1, 1]]).view(1, 1, 2, 4)
     v = torch.tensor([[4.0, 8, 0, 0], [0.0, 0, 0, 0]]).view(1, 1, 2, 4)
     return Problem(q=q, k=k, v=v)
@@ -56,8 +56,8 @@ CASES = (
         resembles=("pytorch/pytorch#119811",),
     ),
     Case(
-        name="scale", suite="basics", build=_quarter, judge=judges.values, full=Sizes(queries=1, keys=2, dim=4, value_dim=4),
-        least=Sizes(queries=1, keys=2, dim=4, value_dim=4),
+        name="scale", suite="basics", build=_quarter, judge=judges.values, full=Sizes(queries=2, keys=2, dim=4, value_dim=4),
+        least=Sizes(queries=2, keys=2, dim=4, value_dim=4),
         proves="the scores are divided by sqrt(dim): by hand, weights 3/4 and 1/4",
         resembles=("vllm-project/vllm#48658",),
     ),
@@ -71,8 +71,8 @@ CASES = (
         proves="queries of zero give the mean of the values",
     ),
     Case(
-        name="fewer-queries", suite="basics", build=plain, judge=judges.values,
-        full=Sizes(batch=2, heads=3, kv_heads=3, queries=2, keys=6, dim=4, value_dim=4),
+        name="fewer-queries", suite="basics", build=plain, judge=judges.values, needs=("cross",),
+        full=Sizes(batch=2, heads=3, kv_heads=3, queries=3, keys=6, dim=4, value_dim=4),
         valid=lambda s: s.heads == s.kv_heads and s.queries <= s.keys and s.dim == s.value_dim,
         proves="fewer queries than keys: cross-attention, or a cache",
         resembles=("NVIDIA/FasterTransformer#270",),

@@ -10,11 +10,15 @@ from torch import Tensor
 from manyheads.check import judges
 from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.problem import Problem, Sizes
+from manyheads.check.spell import call_as_code, row
 from manyheads.check.subject import Subject
 from manyheads.check.suites.basics import FULL, plain
 from manyheads.check.suites.masks import one_hot, rectangle, some_mask, square
 
 __all__ = ["CASES"]
+
+
+_STEPS_DIFFER = "steps differ"
 
 
 def _causal(sizes: Sizes, generator: torch.Generator) -> Problem:
@@ -48,12 +52,12 @@ def future(subject: Subject, problem: Problem) -> Finding | Skip | None:
     for token in range(problem.k.shape[2] - 1, 0, -1):
         for query in moved(subject, problem, token).any(0).any(0).nonzero().flatten().tolist():
             if query + offset < token:
-                return Finding(
+                return judges.explained(subject, problem, Finding(
                     f"the output of token {query + offset} stays as it is when token {token} changes",
                     f"it moves: token {query + offset} sees token {token}",
                     "sees the future",
                     "what comes later decides what came before: training looks too good, and generation differs from it",
-                )
+                ))  # fmt: skip
     return None
 
 
@@ -83,12 +87,16 @@ def steps(subject: Subject, problem: Problem) -> Finding | Skip | None:
         )
         one = subject.call(step).double()
         if not torch.allclose(one[:, :, 0], whole[:, :, token], rtol=0.0, atol=subject.allowed(whole), equal_nan=True):
-            return Finding(
-                f"token {token} alone, with keys 0 to {token}: as in the call with all tokens, {judges.row(whole[0, 0, token])}",
-                f"{judges.row(one[0, 0, 0])}",
-                "steps differ",
-                "one new token with a cache must give what the whole sequence gave: the query is the last position, not the first",
+            finding = Finding(
+                f"token {token} alone, with keys 0 to {token}: as in the call with all tokens, {row(whole[0, 0, token])}",
+                row(one[0, 0, 0]),
+                _STEPS_DIFFER,
+                "one new token with a cache must give what the whole sequence gave: the query is the last position, not the "
+                "first",
+                call_as_code(subject, step),
             )
+            told = judges.explained(subject, step, finding)
+            return told if told.cause != _STEPS_DIFFER else judges.explained(subject, problem, finding)
     return None
 
 
@@ -103,19 +111,19 @@ CASES = (
         valid=self_attention, proves="the weights of what is seen add up to 1",
     ),
     Case(
-        name="causal-cache", suite="causal", build=_causal, judge=judges.sees, needs=("causal",), valid=rectangle,
-        full=Sizes(batch=2, heads=2, kv_heads=2, queries=2, keys=5, dim=5, value_dim=5),
+        name="causal-cache", suite="causal", build=_causal, judge=judges.sees, needs=("causal", "cross"), valid=rectangle,
+        full=Sizes(batch=2, heads=2, kv_heads=2, queries=3, keys=6, dim=6, value_dim=6),
         least=Sizes(queries=1, keys=2, dim=2, value_dim=2),
         proves="with more keys than queries (a cache) the queries are the last tokens",
         resembles=("pytorch/pytorch#108108",),
     ),
     Case(
-        name="causal-steps", suite="causal", build=_causal_values, judge=steps, needs=("causal",), full=FULL,
+        name="causal-steps", suite="causal", build=_causal_values, judge=steps, needs=("causal", "cross"), full=FULL,
         valid=self_attention, proves="a token at a time gives what the whole sequence gives",
         resembles=("pytorch/pytorch#108108", "keras-team/keras-hub#1544"),
     ),
     Case(
-        name="causal-more-queries", suite="causal", build=_causal, judge=judges.sees, needs=("causal",),
+        name="causal-more-queries", suite="causal", build=_causal, judge=judges.sees, needs=("causal", "cross"),
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=2, dim=2, value_dim=2), least=Sizes(queries=2),
         valid=lambda s: s.heads == s.kv_heads and s.queries > s.keys == s.dim == s.value_dim,
         proves="with fewer keys than queries the first queries see nothing and give zeros",

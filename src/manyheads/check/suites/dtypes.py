@@ -14,9 +14,10 @@ from manyheads.check.suites.basics import FULL, plain
 
 __all__ = ["CASES"]
 
-_LONG = Sizes(batch=1, heads=2, kv_heads=2, queries=4, keys=512, dim=16, value_dim=16)
+_LONG = Sizes(batch=1, heads=2, kv_heads=2, queries=32, keys=512, dim=16, value_dim=16)
+_BEYOND = Sizes(batch=1, heads=2, kv_heads=2, queries=3, keys=3, dim=16, value_dim=16)
 _NAMES = {torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-_ERROR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2.5e-3, torch.bfloat16: 1.2e-2}
+_ERROR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2.5e-3, torch.bfloat16: 1e-2}
 
 
 def _spread(sizes: Sizes, generator: torch.Generator) -> Problem:
@@ -26,6 +27,18 @@ def _spread(sizes: Sizes, generator: torch.Generator) -> Problem:
     k = torch.randint(-16, 17, (s.batch, s.kv_heads, s.keys, s.dim), generator=generator) / 4
     v = torch.randint(-16, 17, (s.batch, s.kv_heads, s.keys, s.value_dim), generator=generator) / 16
     return Problem(q=q, k=k, v=v)
+
+
+def _beyond(sizes: Sizes, generator: torch.Generator) -> Problem:
+    """Key 0 has the product 72 · 72 · 16 = 82,944 with every query, more than float16 holds (65,504); the next ones
+    72 · 72 · 14 and 72 · 72 · 12. Scaled, all fit, and key 0 takes everything."""
+    s = sizes
+    signs = torch.ones(s.keys, s.dim)
+    for key in range(s.keys):
+        signs[key, :key] = -1
+    problem = plain(s, generator)
+    k = (72 * signs).expand(s.batch, s.kv_heads, s.keys, s.dim).contiguous()
+    return replace(problem, q=torch.full_like(problem.q, 72.0), k=k)
 
 
 def precise(dtype: torch.dtype) -> Judge:
@@ -43,6 +56,12 @@ def precise(dtype: torch.dtype) -> Judge:
         error = (out.double() - right).abs().max().item() / max(right.abs().max().item(), 1e-30)
         if error <= _ERROR[dtype]:
             return None
+        if not bool(out.isfinite().all()):
+            bad = int((~out.isfinite()).sum())
+            return Finding(
+                "finite numbers", f"{bad} of {out.numel()} numbers are NaN or infinite", "overflow",
+                f"something inside leaves the range of {_NAMES[dtype]}: compute scores and softmax in float32",
+            )  # fmt: skip
         if _wrong_anyway(subject, problem):
             return Skip("its values are wrong in float32 already")
         why = (
@@ -76,6 +95,10 @@ def _case(dtype: torch.dtype, build: Callable[[Sizes, torch.Generator], Problem]
 
 CASES = (
     _case(torch.float64, plain, FULL, "float64 in, float64 out, computed in float64"),
-    _case(torch.float16, _spread, _LONG, "float16 in and out, with scores and softmax in float32"),
+    _case(torch.float16, _spread, _LONG, "float16 in and out, as exact as the format allows"),
+    replace(
+        _case(torch.float16, _beyond, _BEYOND, "products above 65,504 do not overflow in float16"),
+        name="float16-overflow",
+    ),
     _case(torch.bfloat16, _spread, _LONG, "bfloat16 in and out, with scores and softmax in float32"),
 )

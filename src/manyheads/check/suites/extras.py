@@ -23,7 +23,7 @@ def _softcap(sizes: Sizes, generator: torch.Generator) -> Problem:
 
 def _softcap_120(sizes: Sizes, generator: torch.Generator) -> Problem:  # noqa: ARG001 written by hand
     """Scores 120 and 48: capped at 50 they are 50·tanh(2.4) = 49.18 and 50·tanh(0.96) = 37.21."""
-    q = torch.tensor([2.0, 0, 0, 0]).view(1, 1, 1, 4)
+    q = torch.tensor([2.0, 0, 0, 0]).expand(1, 1, 2, 4)
     k = torch.tensor([[120.0, 0, 0, 0], [48.0, 0, 0, 0]]).view(1, 1, 2, 4)
     v = torch.tensor([[0.0, 0, 0, 0], [1e5, 1, 0, 0]]).view(1, 1, 2, 4)
     return Problem(q=q, k=k, v=v, softcap=50.0)
@@ -40,7 +40,7 @@ def _sinks(sizes: Sizes, generator: torch.Generator) -> Problem:
 
 def _sinks_by_hand(sizes: Sizes, generator: torch.Generator) -> Problem:  # noqa: ARG001 written by hand
     """Scores 1, 2, 3 (after the scale of 1/2) and a sink of 0.5: weights 0.0854, 0.2321, 0.6308, total 0.948."""
-    q = torch.tensor([2.0, 0, 0, 0]).view(1, 1, 1, 4)
+    q = torch.tensor([2.0, 0, 0, 0]).expand(1, 1, 3, 4)
     k = torch.tensor([[1.0, 0, 0, 0], [2.0, 0, 0, 0], [3.0, 0, 0, 0]]).view(1, 1, 3, 4)
     return Problem(q=q, k=k, v=torch.eye(4)[:3].view(1, 1, 3, 4), sinks=torch.tensor([0.5]))
 
@@ -52,7 +52,7 @@ def _masked(sizes: Sizes, generator: torch.Generator) -> Problem:
     return problem
 
 
-_HAND = Sizes(queries=1, keys=2, dim=4, value_dim=4)
+_HAND = Sizes(queries=2, keys=2, dim=4, value_dim=4)
 
 CASES = (
     Case(
@@ -69,7 +69,7 @@ CASES = (
     ),
     Case(
         name="sinks", suite="extras", build=_sinks_by_hand, judge=judges.values, needs=("sinks",),
-        full=Sizes(queries=1, keys=3, dim=4, value_dim=4), least=Sizes(queries=1, keys=3, dim=4, value_dim=4),
+        full=Sizes(queries=3, keys=3, dim=4, value_dim=4), least=Sizes(queries=3, keys=3, dim=4, value_dim=4),
         proves="scores 1, 2, 3 and a sink of 0.5: weights 0.0854, 0.2321, 0.6308",
         resembles=("fla-org/flash-linear-attention#831",),
     ),

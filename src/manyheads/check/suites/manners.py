@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from manyheads.check import judges
 from manyheads.check.adapter import arguments, roles_given
 from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.problem import Problem, Sizes
@@ -75,7 +74,8 @@ def strides(subject: Subject, problem: Problem) -> Finding | Skip | None:
     for pattern, lay_out in STRIDES.items():
         for chosen in ("q", "k", "v"):
             found = subject.call(
-                problem, change=lambda role, x, c=chosen, f=lay_out: f(x) if role == c else x  # type: ignore[misc]
+                problem,
+                change=lambda role, x, c=chosen, f=lay_out: f(x) if role == c else x,  # type: ignore[misc]
             ).double()
             off = ~torch.isclose(found, plainly, rtol=0.0, atol=subject.allowed(plainly), equal_nan=True)
             if bool(off.any()):
@@ -225,12 +225,12 @@ CASES = (
         **_exactly(Sizes(**{**_CUBE, "batch": 0}, queries=3, keys=3)),
     ),
     Case(
-        name="no-queries", suite="manners", build=plain, judge=empty, valid=_heads,
+        name="no-queries", suite="manners", build=plain, judge=empty, valid=_heads, needs=("cross",),
         proves="no queries give an empty output", resembles=("Dao-AILab/flash-attention#1159",),
         **_exactly(Sizes(**_CUBE, queries=0, keys=3)),
     ),
     Case(
-        name="no-keys", suite="manners", build=plain, judge=empty, valid=_heads,
+        name="no-keys", suite="manners", build=plain, judge=empty, valid=_heads, needs=("cross",),
         proves="no keys give zeros", resembles=("Dao-AILab/flash-attention#1159",),
         **_exactly(Sizes(**_CUBE, queries=3, keys=0)),
     ),
@@ -253,4 +253,3 @@ CASES = (
         proves="a key/value head collects the gradients of all its query heads",
     ),
 )  # fmt: skip
-

@@ -25,12 +25,13 @@ def some_mask(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return mask.scatter(-1, (first + 1) % keys, value=False) if keys > 1 else mask
 
 
-def one_hot(sizes: Sizes, generator: torch.Generator) -> Problem:
-    """Queries of zero, so that all scores are equal, and value j = 1 at j: the output is the weights of the keys."""
+def one_hot(sizes: Sizes, generator: torch.Generator) -> Problem:  # noqa: ARG001 nothing random in it
+    """Queries and keys of ones, so that all scores are equal and not 0, and value j is 1 at j: the output is the weights
+    of the keys, whatever the scale."""
     s = sizes
     return Problem(
-        q=torch.zeros(s.batch, s.heads, s.queries, s.dim),
-        k=numbers(generator, s.batch, s.kv_heads, s.keys, s.dim),
+        q=torch.ones(s.batch, s.heads, s.queries, s.dim),
+        k=torch.ones(s.batch, s.kv_heads, s.keys, s.dim),
         v=torch.eye(s.keys).expand(s.batch, s.kv_heads, s.keys, s.keys).contiguous(),
     )
 

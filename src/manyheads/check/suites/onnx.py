@@ -13,6 +13,7 @@ from manyheads.check.problem import Problem, Sizes
 from manyheads.check.spell import place, row
 from manyheads.check.subject import CallError, Subject
 from manyheads.check.suites.basics import plain
+from manyheads.check.twins import diagnose
 
 __all__ = ["CASES"]
 
@@ -57,8 +58,9 @@ def cannot_take(subject: Subject, problem: Problem) -> str:
 
 def needed(problem: Problem) -> list[str]:
     """The features without which a problem cannot be put to a function."""
-    (b, h, _, d), kv_heads, e = problem.q.shape, problem.k.shape[1], problem.v.shape[3]
+    (b, h, t, d), kv_heads, e = problem.q.shape, problem.k.shape[1], problem.v.shape[3]
     parts = {
+        "cross": t != problem.k.shape[2],
         "mask": problem.visible is not None,
         "bias": problem.bias is not None,
         "causal": problem.causal,
@@ -92,7 +94,11 @@ def _differs(subject: Subject, case: OnnxCase) -> Finding | None:
         return None
     index = tuple(off.nonzero()[0][:3].tolist())
     at = place(index, tuple(expected.shape))
-    return Finding(f"{case.name}, {at}: {row(expected[index])}", f"{case.name}, {at}: {row(found[index])}", "onnx")
+    twin = diagnose(problem, found, absolute + relative * expected.abs().max().item())
+    return Finding(
+        f"{case.name}, {at}: {row(expected[index])}", f"{case.name}, {at}: {row(found[index])}",
+        twin.name if twin else "onnx", twin.says if twin else "",
+    )  # fmt: skip
 
 
 CASES = (

@@ -39,12 +39,12 @@ def past(subject: Subject, problem: Problem) -> Finding | Skip | None:
     for token in range(problem.k.shape[2]):
         for query in moved(subject, problem, token).any(0).any(0).nonzero().flatten().tolist():
             if query - token >= window:
-                return Finding(
+                return judges.explained(subject, problem, Finding(
                     f"with a window of {window}, the output of token {query} stays as it is when token {token} changes",
                     f"it moves: token {query} sees token {token}, {query - token} back",
                     "sees past its window",
                     f"a window of W reaches W - 1 tokens back: {window} keys, the query's own token among them",
-                )
+                ))  # fmt: skip
     return None
 
 
@@ -58,7 +58,7 @@ CASES = (
         resembles=("huggingface/transformers#26792", "huggingface/transformers#29623"),
     ),
     Case(
-        name="window-cache", suite="window", build=_window, judge=judges.sees, needs=("window",), valid=rectangle,
+        name="window-cache", suite="window", build=_window, judge=judges.sees, needs=("window", "cross"), valid=rectangle,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=2, keys=6, dim=6, value_dim=6, window=3), least=_LEAST,
         proves="the window moves with the last tokens when there are more keys than queries",
         resembles=("Lightning-AI/litgpt#2215",),

@@ -1,0 +1,170 @@
+"""What came of a check as a report: how the function was called, what is right, what is wrong and why, what was left out."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from manyheads import __version__
+from manyheads.report import Column, Report, Table
+
+if TYPE_CHECKING:
+    from manyheads.check.supervise import Answers, Request
+
+__all__ = ["SCHEMA", "summary"]
+
+SCHEMA = "manyheads.check/1"
+
+_KNOWN = {"name": "by its name", "tried": "by trying", "told": "as told", "default": "not understood: our default"}
+_FRAMEWORKS = {"torch": "torch tensors", "numpy": "numpy arrays"}
+_MASKS = {
+    "visible": "True = may attend",
+    "blocked": "True = blocked",
+    "additive": "numbers, 0 = may attend, -inf = blocked",
+}
+_AXES = {"bhts": "(batch, heads, queries, keys)", "bts": "(batch, queries, keys)", "ts": "(queries, keys)"}
+_LAYOUTS = {
+    "bhtd": "(batch, heads, tokens, dim)",
+    "bthd": "(batch, tokens, heads, dim)",
+    "btd": "(batch, tokens, dim)",
+    "htd": "(heads, tokens, dim)",
+    "thd": "(tokens, heads, dim)",
+    "td": "(tokens, dim)",
+}
+_SWITCHES = ("scale", "softcap", "sinks", "heads", "kv_heads", "grouped", "offset", "dropout", "training")
+
+
+def summary(request: Request, answers: Answers) -> Report:
+    """The report of `manyheads check`; `data["ok"]` is whether nothing failed."""
+    outcomes = [{**case, **answers.outcomes[case["name"]]} for case in answers.cases]
+    counts = {status: sum(each["status"] == status for each in outcomes) for status in ("pass", "fail", "not tested")}
+    failed = [each for each in outcomes if each["status"] == "fail"]
+    title = (
+        f"{request.function} in {request.file}: {counts['pass']} checks pass, {counts['fail']} fail, "
+        f"{counts['not tested']} not tested"
+    )
+    tables = [_taken(answers), _results(outcomes), *_failures(failed), *_left_out(outcomes)]
+    lines = len(answers.printed.splitlines())
+    notes = (
+        [f"the file printed {lines} line{'s' * (lines != 1)}, kept out of here (--prints shows them)"] if lines else []
+    )
+    return Report(
+        title, tuple(tables), _data(request, answers, outcomes, counts), tuple(notes),
+        next_command=_next(request, failed),
+    )  # fmt: skip
+
+
+def _taken(answers: Answers) -> Table:
+    rows = [row for row in _taken_rows(answers) if row[1]]
+    return Table("How is it called?", (Column("what"), Column("taken"), Column("known")), tuple(rows))
+
+
+def _taken_rows(answers: Answers) -> list[tuple[str, str, str]]:
+    taken, names = answers.taken, answers.taken["names"]
+
+    def known(key: str) -> str:
+        return _KNOWN.get(answers.known.get(key, ""), "")
+
+    packed = taken["layout"] == "btd" and "heads" in names
+    layout = "(batch, tokens, heads x dim)" if packed else _LAYOUTS[taken["layout"]]
+    out = layout if taken["out_layout"] == taken["layout"] else _LAYOUTS[taken["out_layout"]]
+    mask = f"{names['mask']}: {_MASKS[taken['mask']]}; {_AXES[taken['mask_axes']]}" if taken["mask"] else ""
+    bias = {"": "", "mask": f"{names.get('mask')}, as numbers", "bias": names.get("bias", "")}[taken["bias"]]
+    causal = {"": "", "flag": names.get("causal", ""), "always": "always, without being asked"}[taken["causal"]]
+    meaning = {"": "", "keys": "W", "pair": "(W - 1, 0)"}[taken["window"]]
+    switches = ", ".join(f"{names[role]}" for role in _SWITCHES if role in names)
+    return [
+        ("arrays", _FRAMEWORKS[taken["framework"]], _KNOWN["tried"]),
+        ("q, k, v", f"{names['q']}, {names['k']}, {names['v']}: {layout}", known("layout")),
+        ("output", out, _KNOWN["tried"]),
+        ("mask", mask, known("mask")),
+        ("bias", bias, known("bias") or _KNOWN["tried"]),
+        ("padding", f"{names['padding']}: {_MASKS[taken['padding']]}" if taken["padding"] else "", _KNOWN["tried"]),
+        ("causal", causal, known("causal")),
+        ("window", f"{names['window']} = {meaning} for W keys" if meaning else "", known("window")),
+        ("weights", {"": "", "flag": names.get("weights", ""), "always": "always returned"}[taken["weights"]], ""),
+        ("also", switches, _KNOWN["name"] if switches else ""),
+        ("fixed", ", ".join(answers.fixed), _KNOWN["told"]),
+    ]
+
+
+def _results(outcomes: list[dict[str, Any]]) -> Table:
+    """A row for each suite with what passes, and one for each check that fails."""
+    rows: list[tuple[str, str, str]] = []
+    for suite in dict.fromkeys(each["suite"] for each in outcomes):
+        members = [each for each in outcomes if each["suite"] == suite]
+        right = [_noted(each) for each in members if each["status"] == "pass"]
+        if right:
+            rows.append((suite, "pass", ", ".join(right)))
+        rows += [(suite, "FAIL", f"{each['name']}: {each['proves']}") for each in members if each["status"] == "fail"]
+    return Table("Is it right?", (Column("suite"), Column("result"), Column("checks")), tuple(rows))
+
+
+def _noted(outcome: dict[str, Any]) -> str:
+    return f"{outcome['name']} ({outcome['reason']})" if outcome["reason"] else str(outcome["name"])
+
+
+def _failures(failed: list[dict[str, Any]]) -> list[Table]:
+    """One table a fault: checks that fail for the same reason stand together, the first with its input."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for each in failed:
+        finding = each["finding"]
+        groups.setdefault(finding["explanation"] or finding["found"], []).append(each)
+    return [_failure(members) for members in groups.values()]
+
+
+def _failure(members: list[dict[str, Any]]) -> Table:
+    first, finding = members[0], members[0]["finding"]
+    line = f" (line {finding['line']} of the file)" if finding["line"] else ""
+    seen = dict.fromkeys(address for each in members for address in each["resembles"])
+    rows = [
+        ("expected", finding["expected"]),
+        ("found", finding["found"] + line),
+        ("why", finding["explanation"]),
+        ("input", finding["code"]),
+        ("seen before", "\n".join(_address(thread) for thread in seen)),
+        ("also fails", ", ".join(each["name"] for each in members[1:])),
+    ]
+    return Table(f"What is wrong: {first['name']}", (Column(""), Column("")), tuple(row for row in rows if row[1]))
+
+
+def _address(thread: str) -> str:
+    owner, _, number = thread.partition("#")
+    return f"https://github.com/{owner}/issues/{number}"
+
+
+def _left_out(outcomes: list[dict[str, Any]]) -> list[Table]:
+    reasons: dict[str, list[str]] = {}
+    for each in outcomes:
+        if each["status"] == "not tested":
+            reasons.setdefault(each["reason"], []).append(each["name"])
+    if not reasons:
+        return []
+    rows = tuple((reason, ", ".join(names)) for reason, names in reasons.items())
+    return [Table("What was not tested?", (Column("because it"), Column("checks")), rows)]
+
+
+def _next(request: Request, failed: list[dict[str, Any]]) -> str:
+    if not failed:
+        return ""
+    return shlex.join(["manyheads", "check", f"{request.file}:{request.function}", "--only", failed[0]["name"]])
+
+
+def _data(
+    request: Request, answers: Answers, outcomes: list[dict[str, Any]], counts: dict[str, int]
+) -> dict[str, object]:
+    checks = [
+        {
+            "name": each["name"], "suite": each["suite"], "proves": each["proves"], "needs": list(each["needs"]),
+            "status": each["status"], "reason": each["reason"], "seconds": round(each["seconds"], 4),
+            "finding": each["finding"], "resembles": [_address(thread) for thread in each["resembles"]],
+        }
+        for each in outcomes
+    ]  # fmt: skip
+    options = request.options
+    return {
+        "schema": SCHEMA, "manyheads": __version__, "file": request.file, "function": request.function,
+        "ok": counts["fail"] == 0, "passed": counts["pass"], "failed": counts["fail"],
+        "not_tested": counts["not tested"], "seed": options["seed"], "device": options["device"],
+        "dtype": options["dtype"] or "fp32", "taken": answers.taken, "known": answers.known, "checks": checks,
+    }  # fmt: skip
