@@ -103,3 +103,28 @@ def test_o64_positions_and_norms() -> None:
         return rope.apply(norm.rms(x, gain, eps=1e-6, gain="1+w"), cos, sin, "interleaved")
 
     same(call, x, gain)
+
+
+@pytest.mark.parametrize("form", [softmax.attention, tiled.attention, sdpa.attention])
+def test_o64_a_growing_cache_is_two_graphs_and_a_static_one_is_one(form: Callable[..., Tensor]) -> None:
+    """One for the first length and one for all others; none anew where the capacity stands and the offset is a tensor."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def grown(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return form(q, k, v, scale=0.4, visible=masks.causal())
+
+    def static(q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
+        return form(q, k, v, scale=0.4, visible=masks.causal(), offset=at)
+
+    q, k, v = torch.randn(2, 4, 1, 6), torch.randn(2, 2, 24, 6), torch.randn(2, 2, 24, 3)
+    graphs = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(grown, fullgraph=True, backend=graphs)
+    whole = torch.compile(static, fullgraph=True, backend=graphs)
+    for length in range(8, 24):
+        want = softmax.attention(q, k[:, :, :length], v[:, :, :length], scale=0.4)
+        assert torch.allclose(step(q, k[:, :, :length], v[:, :, :length]), want, atol=1e-6)
+    assert graphs.frame_count == 2
+    for length in range(8, 24):
+        want = softmax.attention(q, k[:, :, :length], v[:, :, :length], scale=0.4)
+        assert torch.allclose(whole(q, k, v, torch.tensor(length - 1)), want, atol=1e-6)
+    assert graphs.frame_count == 3

@@ -167,3 +167,21 @@ def test_gradients_of_gradients() -> None:
         return tiled.attention(q, k, v, scale=0.6, visible=masks.causal(), softcap=2.0, tile=2)
 
     assert torch.autograd.gradgradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("form", [softmax.attention, tiled.attention])
+def test_autocast_does_not_narrow_the_softmax(form: Form) -> None:
+    """Inside autocast products would be 16 bits wide, and a backward outside of it would not fit its forward."""
+    q, k, v = tensors(SHAPES["grouped"], dtype=torch.float32)
+    asked = arguments("causal", SHAPES["grouped"])
+    want = run(form, q, k, v, asked)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = run(form, q, k, v, asked)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = form(*leaves, **asked)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, want[0])
+    weight = torch.sin(torch.arange(out.numel(), dtype=out.dtype)).view(out.shape)
+    outside = torch.autograd.grad((out * weight).sum(), leaves)
+    assert largest_difference(want[1:], list(outside)) < 1e-6
+    assert torch.equal(inside[0], want[0])

@@ -238,3 +238,14 @@ def test_gradcheck() -> None:
                 return form(*x[:3], **{**asked, **dict(zip(names, x[3:], strict=True))})[0]
 
             assert torch.autograd.gradcheck(core, learned)
+
+
+def test_autocast_does_not_narrow_the_state() -> None:
+    (q, k, v), asked, _ = call("gated_delta", (4, 2, 2), fine=True)
+    tensors = [x.detach().float() for x in (q, k, v)]
+    for form in FORMS.values():
+        want, _ = form(*tensors, **asked)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got, state = form(*tensors, **asked)
+        assert torch.equal(got, want)
+        assert state.sums.dtype == torch.float32

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
-from manyheads.ops.request import wide
+from manyheads.ops.request import in_full, wide
 
 __all__ = ["LinearState", "chunked", "features", "quadratic", "recurrent"]
 
@@ -78,20 +78,8 @@ def recurrent(
     state   what came before; None for nothing
     """
     asked = _ask(q, k, v, rule=rule, scale=scale, normalised=normalised, decay=decay, beta=beta, keep=keep, state=state)
-    sums, norms, outs, totals = asked.sums, asked.norms, [], []
-    for i in range(q.shape[2]):
-        q_i, k_i, u_i = asked.q[..., i, :], asked.k[..., i, :], asked.v[..., i, :]
-        if asked.decay is not None:
-            fade = torch.exp(asked.decay[..., i, :])
-            sums, norms = fade[..., None] * sums, None if norms is None else fade * norms
-        if asked.beta is not None:
-            u_i = asked.beta[..., i, :] * (u_i - (k_i[..., None, :] @ sums).squeeze(-2))
-        sums = sums + k_i[..., :, None] * u_i[..., None, :]
-        outs.append((q_i[..., None, :] @ sums).squeeze(-2))
-        if norms is not None:
-            norms = norms + k_i
-            totals.append((q_i * norms).sum(-1, keepdim=True))
-    return _result(asked, outs, totals, sums, norms, stack=True)
+    with in_full(q):
+        return _steps(asked)
 
 
 def chunked(
@@ -112,7 +100,8 @@ def chunked(
     if size < 1:
         raise SpecError(f"a chunk must hold 1 token or more, found {size}")
     asked = _ask(q, k, v, rule=rule, scale=scale, normalised=normalised, decay=decay, beta=beta, keep=keep, state=state)
-    return _run(asked, size=size)
+    with in_full(q):
+        return _run(asked, size=size)
 
 
 def quadratic(
@@ -134,15 +123,12 @@ def quadratic(
     """
     asked = _ask(q, k, v, rule=rule, scale=scale, normalised=normalised, decay=decay, beta=beta, keep=keep, state=state)
     if causal:
-        return _run(asked, size=max(q.shape[2], 1))
+        with in_full(q):
+            return _run(asked, size=max(q.shape[2], 1))
     if rule != "sum":
         raise SpecError(f"rule {rule} depends on order: without causality only sum is defined")
-    sums = asked.sums + asked.k.mT @ asked.v
-    outs, totals, norms = [asked.q @ sums], [], asked.norms
-    if norms is not None:
-        norms = norms + asked.k.sum(-2)
-        totals = [asked.q @ norms[..., None]]
-    return _result(asked, outs, totals, sums, norms)
+    with in_full(q):
+        return _both_ways(asked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +143,34 @@ class _Asked:
     sums: Tensor  # (b, n, 1, f, v)
     norms: Tensor | None  # (b, n, 1, f)
     dtype: torch.dtype
+
+
+def _steps(asked: _Asked) -> tuple[Tensor, LinearState]:
+    """Token after token, as the equations say."""
+    sums, norms, outs, totals = asked.sums, asked.norms, [], []
+    for i in range(asked.q.shape[-2]):
+        q_i, k_i, u_i = asked.q[..., i, :], asked.k[..., i, :], asked.v[..., i, :]
+        if asked.decay is not None:
+            fade = torch.exp(asked.decay[..., i, :])
+            sums, norms = fade[..., None] * sums, None if norms is None else fade * norms
+        if asked.beta is not None:
+            u_i = asked.beta[..., i, :] * (u_i - (k_i[..., None, :] @ sums).squeeze(-2))
+        sums = sums + k_i[..., :, None] * u_i[..., None, :]
+        outs.append((q_i[..., None, :] @ sums).squeeze(-2))
+        if norms is not None:
+            norms = norms + k_i
+            totals.append((q_i * norms).sum(-1, keepdim=True))
+    return _result(asked, outs, totals, sums, norms, stack=True)
+
+
+def _both_ways(asked: _Asked) -> tuple[Tensor, LinearState]:
+    """Every token reads the sum over all tokens."""
+    sums = asked.sums + asked.k.mT @ asked.v
+    outs, totals, norms = [asked.q @ sums], [], asked.norms
+    if norms is not None:
+        norms = norms + asked.k.sum(-2)
+        totals = [asked.q @ norms[..., None]]
+    return _result(asked, outs, totals, sums, norms)
 
 
 def _run(asked: _Asked, *, size: int) -> tuple[Tensor, LinearState]:

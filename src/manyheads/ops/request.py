@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from manyheads.ops.bias import Additive
 from manyheads.ops.masks import dense
 from manyheads.ops.predicates import Everything, Grid, Visible, grid
 
-__all__ = ["Request", "group", "pairs", "ranked", "request", "ungroup", "wide"]
+__all__ = ["Request", "group", "in_full", "pairs", "ranked", "request", "ungroup", "wide"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,13 @@ class Request:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """What softmax, norms and angles are computed in: float64 stays float64, everything else becomes float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def in_full(x: Tensor) -> AbstractContextManager[object]:
+    """No autocast inside: it would take products to 16 bits and leave a backward that no longer fits its forward."""
+    kind = x.device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def group(x: Tensor, kv_heads: int) -> Tensor:

@@ -97,8 +97,10 @@ def _keeps(dtype: torch.dtype, q: Tensor) -> bool:
 
 def _flag(q: Tensor, k: Tensor, asked: Request) -> bool:
     """Whether torch's own causal flag says all there is to say: as many queries as keys, from the start."""
-    square = not isinstance(asked.offset, Tensor) and asked.offset == 0 and q.shape[2] == k.shape[2]
-    return square and asked.bias is None and isinstance(asked.visible, Causal)
+    if asked.bias is not None or not isinstance(asked.visible, Causal) or isinstance(asked.offset, Tensor):
+        return False
+    # as a branch, so that torch.compile sees a bool where sizes are symbols
+    return True if asked.offset == 0 and q.shape[2] == k.shape[2] else False  # noqa: SIM210
 
 
 def _unmasked(q: Tensor, k: Tensor, asked: Request) -> bool:

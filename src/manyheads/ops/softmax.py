@@ -14,7 +14,7 @@ from manyheads.errors import SpecError
 from manyheads.ops import dropout as drop
 from manyheads.ops.bias import Additive
 from manyheads.ops.predicates import Everything, Visible
-from manyheads.ops.request import Request, group, pairs, request, ungroup, wide
+from manyheads.ops.request import Request, group, in_full, pairs, request, ungroup, wide
 
 __all__ = ["STAGES", "attention", "probabilities", "scores"]
 
@@ -60,7 +60,8 @@ def attention(
         seed = drop.seed(q.device)
         at = pairs(asked, q, rows=slice(0, q.shape[2]), columns=slice(0, k.shape[2]))
         mixed = weights * drop.factor(seed, at, share=dropout, dtype=weights.dtype)
-    out = ungroup(group(mixed, k.shape[1]) @ v.to(weights.dtype), q.shape[1]).to(q.dtype)
+    with in_full(q):
+        out = ungroup(group(mixed, k.shape[1]) @ v.to(weights.dtype), q.shape[1]).to(q.dtype)
     return (out, weights.to(q.dtype)) if return_weights else out
 
 
@@ -114,7 +115,8 @@ def probabilities(logits: Tensor, sinks: Tensor | None = None) -> Tensor:
 
 def _scaled(q: Tensor, k: Tensor, asked: Request) -> Tensor:
     compute = wide(q.dtype)
-    return ungroup(group(q.to(compute) * asked.scale, k.shape[1]) @ k.to(compute).mT, q.shape[1])
+    with in_full(q):
+        return ungroup(group(q.to(compute) * asked.scale, k.shape[1]) @ k.to(compute).mT, q.shape[1])
 
 
 def _capped(logits: Tensor, asked: Request) -> Tensor:

@@ -18,7 +18,7 @@ from manyheads.errors import SpecError
 from manyheads.ops import dropout as drop
 from manyheads.ops.bias import Additive
 from manyheads.ops.predicates import Visible
-from manyheads.ops.request import Request, group, pairs, ranked, request, ungroup, wide
+from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
 
 __all__ = ["attention"]
 
@@ -73,7 +73,8 @@ class _Tiled(torch.autograd.Function):
         asked: Request,
         tile: int,
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(q, k, v, seed, asked, tile)
+        with in_full(q):
+            out, lse = _forward(q, k, v, seed, asked, tile)
         ctx.save_for_backward(q, k, v, bias, sinks, seed, out, lse)
         ctx.asked, ctx.tile = asked, tile
         ctx.set_materialize_grads(False)
@@ -83,7 +84,8 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, bias, sinks, seed, out, lse = ctx.saved_tensors
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-        gradients = _backward(q, k, v, bias, sinks, seed, out, lse, grad_out, grad_lse, ctx.asked, ctx.tile)
+        with in_full(q):
+            gradients = _backward(q, k, v, bias, sinks, seed, out, lse, grad_out, grad_lse, ctx.asked, ctx.tile)
         return (*gradients, None, None, None)
 
 
@@ -151,13 +153,9 @@ def _backward(
         queries, dy = group(q[:, :, rows].to(compute), kv_heads), group(dy, kv_heads)
         for columns, whole in _column_tiles(asked, rows, k.shape[2], tile):
             logits, slope = _logits(q, k, asked, rows, columns, whole=whole)
-            p = torch.exp(logits - spread)
-            dp = ungroup(dy @ v[:, :, columns].to(compute).mT, heads)
-            kept = p
-            if seed is not None:
-                factor = _factor(seed, q, asked, rows, columns, compute)
-                kept, dp = p * factor, dp * factor
-            dv[:, :, columns] += group(kept, kv_heads).mT @ dy
+            factor = 1.0 if seed is None else _factor(seed, q, asked, rows, columns, compute)
+            p, dp = torch.exp(logits - spread), ungroup(dy @ v[:, :, columns].to(compute).mT, heads) * factor
+            dv[:, :, columns] += group(p * factor, kv_heads).mT @ dy
             ds = p * (dp - means)
             if dbias is not None:
                 part = _part(dbias, rows, columns)
@@ -165,13 +163,9 @@ def _backward(
             ds = group(asked.scale * (ds if slope is None else ds * slope), kv_heads)
             dq[:, :, rows] += ungroup(ds @ k[:, :, columns].to(compute), heads)
             dk[:, :, columns] += ds.mT @ queries
-    return (
-        dq.to(q.dtype),
-        dk.to(k.dtype),
-        dv.to(v.dtype),
-        None if dbias is None or bias is None else dbias.to(bias.dtype).view(bias.shape),
-        None if dsinks is None or sinks is None else dsinks.to(sinks.dtype),
-    )
+    dbias = None if dbias is None or bias is None else dbias.to(bias.dtype).view(bias.shape)
+    dsinks = None if dsinks is None or sinks is None else dsinks.to(sinks.dtype)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbias, dsinks
 
 
 def _logits(
@@ -207,13 +201,17 @@ def _factor(seed: Tensor, q: Tensor, asked: Request, rows: slice, columns: slice
 
 def _row_tiles(wide_by: int, rows: int, tile: int) -> Iterator[slice]:
     size = max(_FEWEST_ROWS, min(tile, _PAIRS_IN_A_TILE // (max(wide_by, 1) * tile)))
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+    return _tiles(rows, size)
+
+
+def _tiles(length: int, size: int) -> Iterator[slice]:
+    """Counted, not stepped: torch.compile then makes one graph for all lengths of as many tiles, not one a length."""
+    return (slice(n * size, min(n * size + size, length)) for n in range((length + size - 1) // size))
 
 
 def _column_tiles(asked: Request, rows: slice, keys: int, tile: int) -> Iterator[tuple[slice, bool]]:
     """The key tiles that some query of `rows` sees, and whether all of them see all of it."""
-    for start in range(0, keys, tile):
-        columns = slice(start, min(start + tile, keys))
+    for columns in _tiles(keys, tile):
         seen: bool | None = None
         if not isinstance(asked.offset, Tensor):
             first = asked.offset + rows.start
