@@ -67,6 +67,20 @@ def test_float64_against_transformers_sdpa(name: str) -> None:
         assert distance(logits(model, batch), before) < (1e-10 if name in ("gpt_neox", "opt", "phi") else 1e-7)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "t5", "bert"])
+def test_logits_in_bfloat16(name: str) -> None:
+    """As near to float32 as the model's own eager attention is, for every form."""
+    batch = inputs(name)
+    exact = logits(build(name), batch)
+    model = build(name, dtype=torch.bfloat16)
+    theirs = distance(logits(model, batch).float(), exact)
+    for implementation in ("auto", "plain", "tiled", "sdpa"):
+        with opened(model, implementation=implementation):
+            ours = logits(model, batch)
+        assert ours.dtype == torch.bfloat16
+        assert distance(ours.float(), exact) < 2 * theirs + 0.01, implementation
+
+
 @pytest.mark.parametrize("name", ["falcon-7b", "falcon-40b", "bloom", "mpt"])
 def test_models_that_do_not_pass_are_refused_by_name(name: str) -> None:
     model = build(name)

@@ -132,6 +132,8 @@ def test_a_window_without_its_mask_is_applied() -> None:
     assert torch.equal(
         seen(read(queries=1, sliding_window=2))[0, 0, 0], torch.tensor([False, False, False, True, True])
     )
+    assert torch.equal(seen(read(sliding_window=0)), seen(read()))
+    assert torch.equal(seen(read(sliding_window=5)), seen(read()))
     with pytest.raises(BackendError, match="two-sided window of 2 over 5 keys"):
         read(sliding_window=2, of=module(is_causal=False))
 

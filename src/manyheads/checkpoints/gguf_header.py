@@ -44,6 +44,7 @@ class GGUFHeader:
     tensors    in the order of the file
     alignment  bytes; tensors begin at its multiples
     path       the file that was read
+    starts     the byte of the file at which each tensor begins, in the same order; none for a model in several parts
     """
 
     version: int
@@ -51,6 +52,7 @@ class GGUFHeader:
     tensors: tuple[TensorInfo, ...]
     alignment: int
     path: str
+    starts: tuple[int, ...] = ()
 
 
 def read_gguf(path: str | os.PathLike[str], *, whole: Collection[str] = ()) -> GGUFHeader:
@@ -90,7 +92,8 @@ def _read(data: mmap.mmap, size: int, where: str, path: str, whole: Collection[s
     found = [_read_tensor(cursor, number) for number in range(tensor_count)]
     data_start = -(-cursor.at // alignment) * alignment
     _check_layout(found, data_start, alignment, size, where)
-    return GGUFHeader(version, metadata, tuple(tensor for tensor, _ in found), alignment, path)
+    starts = tuple(data_start + offset for _, offset in found)
+    return GGUFHeader(version, metadata, tuple(tensor for tensor, _ in found), alignment, path, starts)
 
 
 def _version_of(raw: bytes, where: str) -> tuple[int, str]:

@@ -21,7 +21,7 @@ EVERYTHING = "_manyheads_everything"
 # Keywords that speak of bookkeeping around attention and change nothing in it. A window is in the mask already, and is
 # read only where there is none.
 _HARMLESS = frozenset({
-    "deterministic", "logits_to_keep", "num_items_in_batch", "num_logits_to_keep", "output_hidden_states",
+    "cache_position", "deterministic", "logits_to_keep", "num_items_in_batch", "num_logits_to_keep", "output_hidden_states",
     "output_router_logits", "position_embeddings", "position_ids", "return_dict", "use_cache",
 })  # fmt: skip
 # Keywords that change what attention means in ways that are not built here: fine while they say nothing.
@@ -162,8 +162,8 @@ def _mask(
 
 def _implied(module: nn.Module, q: Tensor, k: Tensor, keywords: Mapping[str, Any], where: str) -> Visible | None:
     """No mask: what the module says of itself. transformers' contract is causal, or everything for one query."""
-    queries, keys, window = q.shape[2], k.shape[2], keywords.get("sliding_window")
-    narrow = window is not None and keys > window
+    queries, keys, window = q.shape[2], k.shape[2], int(keywords.get("sliding_window") or 0)
+    narrow = 0 < window < keys
     causal = keywords.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if not causal and queries > 1:
@@ -176,5 +176,5 @@ def _implied(module: nn.Module, q: Tensor, k: Tensor, keywords: Mapping[str, Any
             f"{keys - queries + 1} cannot be told"
         )
     if narrow:
-        return masks.window(int(window))  # type: ignore[arg-type]
+        return masks.window(window)
     return masks.causal() if queries > 1 else None

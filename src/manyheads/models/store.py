@@ -222,8 +222,9 @@ def open_store(path: str | os.PathLike[str], *, assume: str = "") -> Store:
         from manyheads.checkpoints.gguf_header import read_gguf
         from manyheads.checkpoints.gguf_model import gguf_family
 
-        file = GgufFile(found.text)
-        return Store(checkpoint, gguf_family(family, read_gguf(found.text)), file, added=float(family.gain == "1+w"))
+        header = read_gguf(found.text)
+        added = float(family.gain == "1+w")
+        return Store(checkpoint, gguf_family(family, header), GgufFile(header), added=added)
     if checkpoint.parameters_stored is None:
         packed = checkpoint.stored_bytes is not None
         raise CheckpointError(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from manyheads.checkpoints.files import shown, shown_path
 from manyheads.errors import BackendError, CheckpointError
+
+if TYPE_CHECKING:
+    from manyheads.checkpoints.gguf_header import GGUFHeader
 
 __all__ = ["Files", "GgufFile", "InMemory", "SafetensorsFiles"]
 
@@ -101,43 +105,61 @@ class SafetensorsFiles:
 
 
 class GgufFile:
-    """The tensors of one GGUF file, dequantised to float32 when they are asked for."""
+    """The tensors of one GGUF file, dequantised to float32 when they are asked for.
 
-    def __init__(self, path: str) -> None:
+    The header is ours, since the gguf package's reader takes seconds for a vocabulary; unpacking blocks is theirs.
+    """
+
+    def __init__(self, header: GGUFHeader) -> None:
         try:
-            from gguf import GGUFReader
+            import gguf
+            import numpy
         except ImportError:
             raise BackendError("reading GGUF tensors needs the package gguf: pip install 'manyheads[models]'") from None
-        self.path = path
+        self.path = header.path
+        self.shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+        self._types = gguf.GGMLQuantizationType
+        self._tensors = {t.name: (t, start) for t, start in zip(header.tensors, header.starts, strict=True)}
         try:
-            self._tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise CheckpointError(f"{shown_path(path)}: cannot be read ({_first_line(error)})") from None
-        self.shapes: dict[str, tuple[int, ...]] = {
-            name: tuple(reversed(tensor.shape.tolist())) for name, tensor in self._tensors.items()
-        }
+            self._bytes: Any = numpy.memmap(header.path, mode="r", dtype=numpy.uint8)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{shown_path(self.path)}: cannot be read ({_first_line(error)})") from None
+        if int.from_bytes(self._bytes[4:8].tobytes(), "little") > 0xFFFF:
+            raise CheckpointError(
+                f"{shown_path(self.path)}: a big-endian GGUF file, whose blocks are not unpacked here"
+            )
 
     def read(self, name: str) -> Tensor:
+        return self._unpacked(name, None)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        if len(self.shapes[name]) < 2:  # one run of blocks
+            return self.read(name)[start:stop].clone()
+        return self._unpacked(name, slice(start, min(stop, self.shapes[name][0])))
+
+    def _unpacked(self, name: str, rows: slice | None) -> Tensor:
         import torch
         from gguf.quants import dequantize
 
-        tensor = self._tensors.get(name)
-        if tensor is None:
+        if name not in self._tensors:
             raise CheckpointError(f"{shown_path(self.path)}: the store is closed")
+        (tensor, start), shape = self._tensors[name], self.shapes[name]
+        lines = self._bytes[start : start + tensor.nbytes].reshape(prod(shape[:-1]), -1)
+        if rows is not None:
+            each = len(lines) // shape[0]
+            lines = lines[rows.start * each : rows.stop * each]
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError:
-            kind = tensor.tensor_type.name
+            values = dequantize(lines, self._types[tensor.dtype])
+        except (NotImplementedError, KeyError):
             raise CheckpointError(
-                f"{shown_path(self.path)}: {shown(name)} is {kind}, which gguf cannot unpack"
+                f"{shown_path(self.path)}: {shown(name)} is {tensor.dtype}, which the package gguf cannot unpack"
             ) from None
-        return torch.from_numpy(values.copy()).reshape(self.shapes[name]).to(torch.float32)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self.read(name)[start:stop].clone()
+        own = torch.from_numpy(values.copy()).to(torch.float32)
+        return own.reshape(-1, *shape[1:]) if shape else own.reshape(())
 
     def close(self) -> None:
         self._tensors = {}
+        self._bytes = None
 
 
 def _first_line(error: BaseException) -> str:
