@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", metavar="NAME", default="cpu", help="where torch runs it: cpu, cuda, mps (default cpu)"
     )
-    parser.add_argument("--threads", metavar="N", default="", help="threads of torch (default: its own choice)")
+    parser.add_argument("--threads", metavar="N", default="", help="threads of torch (default: one for each free core)")
     add_seed(parser)
     add_json(parser)
     parser.add_argument(

@@ -6,10 +6,11 @@ what is printed and what was measured cannot differ.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from manyheads.models.held import CacheCheck, Inputs, measure_cache, prompt_leng
 from manyheads.models.load import Loaded, check_runnable, hushed, load_model
 from manyheads.models.reading import Reading
 from manyheads.models.scoring import MOST_WINDOW, Scores, score, shuffled, token_ids
+from manyheads.models.surroundings import machine, usual_threads, versions
 from manyheads.report.units import duration
 from manyheads.report.value import Report
 from manyheads.spec.kv import Heads
@@ -46,7 +48,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class Request:
     """What is asked. `model`: as for `manyheads cost`, but with weights; `reading`: the text; `tokens`: the first so many
-    of it; `contexts`: tokens to price, () for the model's own; `threads`: of torch, 0 for its own choice; `dtype` and
+    of it; `contexts`: tokens to price, () for the model's own; `threads`: of torch, 0 for as many as are free; `dtype` and
     `device`: what it runs in and where; `bos`: a beginning-of-text token before each window; `command`: as it was typed.
     """
 
@@ -73,26 +75,38 @@ def xray(request: Request, *, say: Say = lambda _: None) -> Report:
     located = locate(request.model)
     check_runnable(located)
     checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
-    loaded = _loaded(request, located, checkpoint, say)
-    try:
-        with hushed():
-            measured = _measured(request, checkpoint.stack, loaded, say)
-    except ManyheadsError:
-        raise
-    except Exception as error:  # a model of transformers that does not run is not a bug of ours
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise BackendError(
-            f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first})"
-        ) from error
-    return _report(request, checkpoint, loaded, measured)
+    with _threads(request.threads) as threads:
+        loaded = _loaded(request, located, checkpoint, threads, say)
+        try:
+            with hushed():
+                measured = _measured(request, checkpoint.stack, loaded, say)
+        except ManyheadsError:
+            raise
+        except Exception as error:  # a model of transformers that does not run is not a bug of ours
+            first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise BackendError(
+                f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first})"
+            ) from error
+        return _report(request, checkpoint, loaded, measured)
 
 
-def _loaded(request: Request, located: Located, checkpoint: Checkpoint, say: Say) -> Loaded:
+@contextlib.contextmanager
+def _threads(asked: int) -> Iterator[str]:
+    """Gives torch the threads that were asked for, or those that are free, and takes them back; says how many."""
     import torch
 
-    if request.threads:
-        torch.set_num_threads(request.threads)
-    say(f"loading {checkpoint.name} in {request.dtype} on {request.device}")
+    before = torch.get_num_threads()
+    threads = asked or usual_threads()
+    torch.set_num_threads(threads)
+    try:
+        left = "" if asked or threads == before else f" of {before}, since other programs run (--threads N sets it)"
+        yield f"{threads}{left}"
+    finally:
+        torch.set_num_threads(before)
+
+
+def _loaded(request: Request, located: Located, checkpoint: Checkpoint, threads: str, say: Say) -> Loaded:
+    say(f"loading {checkpoint.name} in {request.dtype} on {request.device}; threads: {threads}")
     loaded = load_model(
         located, checkpoint.stack, revision=request.revision, dtype=request.dtype, device=request.device, say=say
     )
@@ -264,7 +278,6 @@ def _forward(model: Any, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _report(request: Request, checkpoint: Checkpoint, loaded: Loaded, measured: Mapping[str, Any]) -> Report:
-    from manyheads.models.surroundings import machine, versions
     from manyheads.models.xray_tables import tables, verdict
 
     stack = checkpoint.stack
