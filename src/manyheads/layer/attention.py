@@ -130,7 +130,7 @@ class Attention(nn.Module):
         project = heads.keys_values if isinstance(self.spec.kv, Heads) else latent.kept_parts
         keys, values = project(self, source, turned)
         if cache is not None:
-            return replace(cache.append(keys, values, positions=places), newest=places)
+            return replace(cache.append(keys, values, positions=places), newest=places, cached=True)
         return Kept(keys, values, source.shape[1], positions=places, newest=places)
 
     def _softmax(self, call: door.Call) -> tuple[Tensor, Tensor | None]:
@@ -163,12 +163,12 @@ class Attention(nn.Module):
         """Heads (b, y, t, v) of linear attention."""
         cache = call.cache
         assert cache is None or isinstance(cache, StateCache)
-        before = 0 if cache is None else cache.length
+        start = 0 if cache is None else cache.tokens
         return state.attend(
             self,
             call.x,
-            turned=self._turn(call.x.shape[1], before, call.places),
-            keep=door.token_padding(self.spec, call.visible, call.x, before),
+            turned=self._turn(call.x.shape[1], start, call.places),
+            keep=door.token_padding(self.spec, call.visible, call.x, cache),
             cache=cache,
             positions=call.places,
             form=call.form,

@@ -161,18 +161,20 @@ def mask(visible: Visible | Tensor | None, *, batch: int, heads: int, count: int
     return visible[:, None] if len(found) == 3 else visible[(None,) * (4 - len(found))]
 
 
-def token_padding(spec: AttentionSpec, visible: Visible | Tensor | None, x: Tensor, before: int) -> Tensor | None:
+def token_padding(
+    spec: AttentionSpec, visible: Visible | Tensor | None, x: Tensor, cache: StateCache | None
+) -> Tensor | None:
     """(b, t), True = a token: the only mask that a running state knows; of all tokens so far, the last t."""
     if visible is None:
         return None
-    count = x.shape[1]
     if not isinstance(visible, Padding):
         raise SpecError(f"{to_text(spec)} can only leave tokens out: visible must be masks.padding(keep)")
-    if tuple(visible.keep.shape) != (x.shape[0], before + count):
-        raise SpecError(
-            f"padding must be (batch, tokens so far) {(x.shape[0], before + count)}, found {tuple(visible.keep.shape)}"
-        )
-    return visible.keep[:, before:]
+    found, count = tuple(visible.keep.shape), x.shape[1]
+    if not torch.compiler.is_compiling():
+        wanted = (x.shape[0], count + (0 if cache is None else cache.length))
+        if found != wanted:
+            raise SpecError(f"padding must be (batch, tokens so far) {wanted}, found {found}")
+    return visible.keep[:, found[1] - count :]
 
 
 def check_bias(spec: AttentionSpec, bias: Tensor | None, table: Tensor | None) -> None:

@@ -17,7 +17,7 @@ from manyheads.layer.caches.base import Kept
 from manyheads.ops import bias as biases
 from manyheads.ops import masks
 from manyheads.ops.predicates import Dense, Everything, Grid, Padding, Visible
-from manyheads.spec import Alibi, AttentionSpec, Chunk, Cross, RelativeBuckets, Window
+from manyheads.spec import Alibi, AttentionSpec, Causal, Chunk, Cross, RelativeBuckets, Window
 
 __all__ = ["Place", "added_bias", "place", "seen"]
 
@@ -74,22 +74,36 @@ def stood(at: Grid, query: Tensor, key: Tensor) -> Grid:
 
 def place(spec: AttentionSpec, kept: Kept, count: int, positions: Tensor | None) -> Place:
     """Where `count` queries, the last of the tokens kept, and the columns stand; positions (b or 1, t) where given."""
-    mask, start = masks.from_spec(spec.mask), 0 if isinstance(spec.source, Cross) else kept.tokens - count
-    keys, device = kept.keys.shape[2], kept.keys.device
+    keys, device, mask = kept.keys.shape[2], kept.keys.device, masks.from_spec(spec.mask)
+    start = 0 if isinstance(spec.source, Cross) else kept.tokens - count
+    offset = _offset(start - kept.first, kept, device)
     written = positions is not None or kept.positions is not None
-    if not written and kept.order is None and not (kept.first and isinstance(spec.mask, Chunk)):
-        return Place(mask, start - kept.first)
-    query = start + torch.arange(count, device=device)[None] if positions is None else positions
-    if kept.positions is not None:
-        key = kept.positions
-    else:
-        order = kept.first + torch.arange(keys, device=device) if kept.order is None else kept.order
-        key = order[None]
-    if not written and count == 1 and isinstance(spec.mask, Window) and spec.mask.keys == keys:
+    if not written and count == 1 and _all(spec, kept):
         mask = masks.everything()
-    if isinstance(mask, Everything):
-        return Place(mask, start - kept.first, query, key)
-    return Place(Standing(mask, query, key), start - kept.first, query, key)
+    moved = kept.order is not None or bool(kept.first and isinstance(spec.mask, Chunk))
+    if not written and not moved:
+        return Place(mask, offset)
+    query = start + torch.arange(count, device=device)[None] if positions is None else positions
+    key = kept.positions
+    if key is None:
+        key = (kept.first + torch.arange(keys, device=device) if kept.order is None else kept.order)[None]
+    return Place(mask if isinstance(mask, Everything) else Standing(mask, query, key), offset, query, key)
+
+
+def _all(spec: AttentionSpec, kept: Kept) -> bool:
+    """Whether the newest token sees every column, by what its cache holds."""
+    if isinstance(kept.tokens, Tensor):
+        return False
+    if isinstance(spec.mask, Window):
+        return kept.keys.shape[2] <= spec.mask.keys
+    return isinstance(spec.mask, Causal)
+
+
+def _offset(offset: int | Tensor, kept: Kept, device: torch.device) -> int | Tensor:
+    """In a compiled graph that reads a cache, a tensor: no graph should be made for one length of the sequence."""
+    if isinstance(offset, Tensor) or not kept.cached or not torch.compiler.is_compiling():
+        return offset
+    return torch.full((), offset, device=device)
 
 
 def seen(place: Place, visible: Visible | Tensor | None, kept: Kept, *, batch: int, heads: int, count: int) -> Visible:

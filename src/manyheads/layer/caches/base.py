@@ -27,6 +27,7 @@ class Kept:
     order         (s,) the token number of each column, where they are not in order
     positions     (b or 1, s) the position of each column, where callers gave positions of their own
     newest        (b or 1, t) the positions of the newest tokens, likewise
+    cached        whether a cache holds them, so that their number changes from call to call
     """
 
     keys: Tensor
@@ -36,6 +37,7 @@ class Kept:
     order: Tensor | None = None
     positions: Tensor | None = None
     newest: Tensor | None = None
+    cached: bool = False
 
 
 class Cache:

@@ -34,7 +34,7 @@ class StateCache(Cache):
         self._norms = torch.zeros(batch, n, f, dtype=dtype, device=self.device) if kv.normalised else None
         taps = max(kv.conv_width - 1, 0)
         self._inputs = torch.zeros(batch, conv_channels(spec), taps, dtype=dtype, device=self.device)
-        self._length = 0
+        self._seen = torch.zeros((), dtype=torch.int64, device=self.device)
 
     @property
     def state(self) -> LinearState:
@@ -50,17 +50,22 @@ class StateCache(Cache):
         """`count` tokens later: the new state and the convolution's last inputs."""
         self._sums = state.sums.to(self.dtype)
         self._norms = None if state.norms is None else state.norms.to(self.dtype)
-        self._inputs = inputs.to(self.dtype)
+        self._inputs = inputs.to(self.dtype).contiguous()  # not a view of a whole prompt
         if positions is not None:
             self._positions = positions[:, -1:].expand(self.batch, -1)
         elif self._positions is not None:
             self._positions = self._positions + count
-        self._length += count
+        self._seen.add_(count)
 
     @property
     def length(self) -> int:
-        """Tokens seen."""
-        return self._length
+        """Tokens seen (reads the device)."""
+        return int(self._seen)
+
+    @property
+    def tokens(self) -> Tensor:
+        """Tokens seen, as a tensor: a compiled step has one graph."""
+        return self._seen.clone()
 
     @property
     def nbytes(self) -> int:
@@ -77,11 +82,9 @@ class StateCache(Cache):
 
     def crop(self, tokens: int) -> None:
         """All tokens or none; anything between is gone."""
-        kept = self._kept_count(tokens)
-        if kept not in (0, self._length):
-            raise SpecError(
-                f"a running state of {self._length} tokens cannot be taken back to {kept}: crop to {self._length} or 0"
-            )
+        kept, length = self._kept_count(tokens), self.length
+        if kept not in (0, length):
+            raise SpecError(f"a running state of {length} tokens cannot be taken back to {kept}: crop to {length} or 0")
         if not kept:
             self.reset()
 
@@ -89,7 +92,8 @@ class StateCache(Cache):
         """Empty again."""
         self._sums, self._inputs = torch.zeros_like(self._sums), torch.zeros_like(self._inputs)
         self._norms = None if self._norms is None else torch.zeros_like(self._norms)
-        self._length, self._positions = 0, None
+        self._positions = None
+        self._seen.zero_()
 
     def _tensors(self) -> tuple[str, ...]:
         return ("_sums", "_norms", "_inputs", "_positions")

@@ -1,0 +1,254 @@
+"""Every member of the family against the definition, written out query by query and state by state."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attention_layers import SPECS, layer, numbers, table_for, tokens  # noqa: E402
+from manyheads.errors import SpecError  # noqa: E402
+from manyheads.layer import Attention  # noqa: E402
+from manyheads.ops import masks  # noqa: E402
+from manyheads.spec import AttentionSpec, Borrowed, Cross, Heads, NoPositions, Rope, State, Window  # noqa: E402
+from manyheads.spec.masks import Bidirectional, Causal  # noqa: E402
+
+TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def memory_for(spec: AttentionSpec, batch: int = 2, count: int = 7) -> tuple[torch.Tensor, ...]:
+    return (tokens(batch, count, spec.source.d_memory, seed=5),) if isinstance(spec.source, Cross) else ()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_each_scheme_is_its_definition(name: str) -> None:
+    made, x = layer(name), tokens(2, 9)
+    memory, table = memory_for(made.spec), table_for(made.spec)
+    torch.testing.assert_close(made(x, *memory, **table), numbers(made, x, *memory, **table), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if not isinstance(spec.kv, State)])
+@pytest.mark.parametrize("backend", ["plain", "tiled", "sdpa"])
+def test_every_backend_agrees_in_values_and_gradients(name: str, backend: str) -> None:
+    made = layer(name)
+    memory, table = memory_for(made.spec), table_for(made.spec)
+    found = []
+    for which in ("auto", backend):
+        x = tokens(2, 9).requires_grad_()
+        made.zero_grad()
+        made(x, *memory, backend=which, **table).square().sum().backward()
+        found.append([x.grad, *(parameter.grad.clone() for parameter in made.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunked", "quadratic"])
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if isinstance(spec.kv, State)])
+def test_every_form_of_linear_attention_agrees_in_values_and_gradients(name: str, form: str) -> None:
+    made, found = layer(name), []
+    for which in ("auto", form):
+        x = tokens(2, 70).requires_grad_()
+        made.zero_grad()
+        y = made(x, form=which)
+        y.square().mean().backward()
+        found.append([y, x.grad, *(parameter.grad.clone() for parameter in made.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["expanded", "absorbed"])
+@pytest.mark.parametrize("name", ["mla", "mla_query_latent", "mla_no_rope"])
+def test_both_forms_of_latent_attention_agree_in_values_weights_and_gradients(name: str, form: str) -> None:
+    made, found = layer(name), []
+    for which in ("auto", form):
+        x = tokens(2, 9).requires_grad_()
+        made.zero_grad()
+        y, weights = made(x, form=which, need_weights="heads")
+        torch.testing.assert_close(y, made(x, form=which, backend="tiled"), **TOLERANCE)
+        y.square().sum().backward()
+        found.append([y, weights, x.grad, *(parameter.grad.clone() for parameter in made.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["mha_rope", "norm_full_after", "mla_query_latent", "linear_gated_delta", "sinks"])
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    made, x = layer(name), tokens(1, 4).requires_grad_()
+    names = [name for name, _ in made.named_parameters()]
+
+    def call(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(made, dict(zip(names, values, strict=True)), (x,))
+
+    values = [parameter.detach().clone().requires_grad_() for parameter in made.parameters()]
+    assert torch.autograd.gradcheck(call, (x, *values), fast_mode=True)
+
+
+@pytest.mark.parametrize("seen", ["booleans", "predicate", "padding"])
+def test_a_callers_mask_and_the_specs_are_both_obeyed(seen: str) -> None:
+    """What is hidden from a query changes nothing for it, whichever way it was said (cases O13, O45)."""
+    made, x = layer("window"), tokens(2, 9)
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    keep[:, 5] = False
+    visible = {"booleans": keep[:, None].expand(2, 9, 9), "predicate": masks.dense(keep[:, None, None]),
+               "padding": masks.padding(keep)}[seen]  # fmt: skip
+    other = x.clone()
+    other[:, 5] += 1
+    y, changed = made(x, visible=visible), made(other, visible=visible)
+    rest = [i for i in range(9) if i != 5]
+    torch.testing.assert_close(y[:, rest], changed[:, rest], **TOLERANCE)
+    assert not torch.allclose(made(x)[:, 6], y[:, 6])
+    assert (made(x)[:, :5] - y[:, :5]).abs().max() < 1e-12
+
+
+def test_a_mask_of_each_sequence_of_its_own() -> None:
+    """Case O10: (b, t, s) is a mask a sequence, never a mask a head."""
+    made, x = layer("mha"), tokens(3, 5)
+    visible = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.7
+    y = made(x, visible=visible)
+    for row in range(3):
+        torch.testing.assert_close(y[row : row + 1], made(x[row : row + 1], visible=visible[row]), **TOLERANCE)
+    heads = visible[:, None] & (torch.arange(3) > 0)[None, :, None, None]
+    _, weights = made(x, visible=heads, need_weights="heads")
+    assert weights[:, 0].abs().max() == 0
+    assert weights[:, 1].abs().max() > 0
+
+
+def test_a_bias_of_zero_and_infinity_is_a_mask() -> None:
+    made, x = layer("gqa_interleaved"), tokens(2, 6)
+    seen = torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(3)) < 0.6
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    torch.testing.assert_close(made(x, bias=bias), made(x, visible=seen), **TOLERANCE)
+
+
+def test_a_bias_of_the_callers_adds_to_alibi() -> None:
+    made, x = layer("mqa_alibi"), tokens(2, 6)
+    bias = torch.randn(2, 6, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    plain = layer(AttentionSpec.mqa(20, 6, head_dim=7))
+    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125], dtype=torch.float64)
+    distance = (torch.arange(6)[:, None] - torch.arange(6)).abs()
+    both = bias - slopes[:, None, None] * distance
+    torch.testing.assert_close(made(x, bias=bias), plain(x, bias=both), **TOLERANCE)
+
+
+def test_what_is_given_as_positions_is_what_counts() -> None:
+    """Rotary angles know differences only: shifted by a constant, nothing changes; by another, it does (case O28)."""
+    made, x = layer("mha_rope"), tokens(2, 6)
+    here = made(x)
+    torch.testing.assert_close(made(x, positions=torch.arange(6) + 4000), here, rtol=1e-9, atol=1e-9)
+    apart = torch.stack((torch.arange(6), torch.arange(6) * 3))
+    torch.testing.assert_close(made(x, positions=apart)[:1], here[:1], **TOLERANCE)
+    assert not torch.allclose(made(x, positions=apart)[1:], here[1:])
+
+
+def test_a_chunk_begins_where_positions_say() -> None:
+    """Left padding of 3 shifts every chunk: with positions, each sequence is what it is alone."""
+    made, x = layer("chunk"), tokens(1, 6)
+    padded = torch.cat((tokens(1, 3, seed=9), x), 1)
+    keep = torch.arange(9)[None] >= 3
+    positions = (torch.arange(9) - 3).clamp(min=0)[None]
+    y = made(padded, visible=masks.padding(keep), positions=positions)
+    torch.testing.assert_close(y[:, 3:], made(x), **TOLERANCE)
+
+
+@pytest.mark.parametrize("scope", ["heads", "latent"])
+def test_a_layer_borrows_the_keys_and_values_of_another(scope: str) -> None:
+    lender = layer("gqa_partial_rope" if scope == "heads" else "mla")
+    x, z = tokens(2, 7), tokens(2, 7, seed=4)
+    kept = lender.keep(x)
+    torch.testing.assert_close(lender(x, kv=kept), lender(x), **TOLERANCE)
+    if scope == "latent":
+        return
+    spec = AttentionSpec.gqa(20, 6, 2, head_dim=8, v_head_dim=5, positions=Rope(4), source=Borrowed(0), bias="q")
+    borrower = layer(spec, seed=3)
+    whole = AttentionSpec.gqa(20, 6, 2, head_dim=8, v_head_dim=5, positions=Rope(4), bias="qk")
+    own = layer(whole, seed=3)
+    own.load(
+        {
+            "q": borrower.q,
+            "q.bias": borrower.q_bias,
+            "k": lender.k,
+            "k.bias": lender.k_bias,
+            "v": lender.v,
+            "o": borrower.o,
+        }
+    )
+    assert {name for name, _ in borrower.named_parameters()} == {"q", "q_bias", "o"}
+    mixed = own(z, kv=kept)
+    torch.testing.assert_close(borrower(z, kv=kept), mixed, **TOLERANCE)
+    torch.testing.assert_close(borrower(z, kv=(kept.keys, kept.values)), mixed, **TOLERANCE)
+    assert not torch.allclose(mixed, own(z))
+
+
+def test_head_sizes_need_not_multiply_to_the_width() -> None:
+    """Case O41: 1,023 wide, 8 heads of 25; and case O44: a memory of another width, values of a third."""
+    made = layer(AttentionSpec.mha(1023, 8, head_dim=25), dtype=torch.float32)
+    assert tuple(made.o.shape) == (1023, 8, 25)
+    assert made(tokens(1, 3, 1023, dtype=torch.float32)).shape == (1, 3, 1023)
+    kv = Heads(3, 2, 5)
+    spec = AttentionSpec(d_model=6, num_heads=3, kv=kv, positions=NoPositions(), mask=Bidirectional(), source=Cross(4),
+                         scale=2**-0.5)  # fmt: skip
+    made = layer(spec)
+    assert tuple(made.k.shape) == (3, 2, 4)
+    assert tuple(made.v.shape) == (3, 5, 4)
+    assert made(tokens(2, 3, 6), tokens(2, 8, 4)).shape == (2, 3, 6)
+
+
+def test_a_key_value_head_serves_consecutive_query_heads() -> None:
+    """Case O21: with values that name their head, query heads 0 to 5 of 6 read 0, 0, 0, 1, 1, 1."""
+    spec = AttentionSpec.gqa(4, 6, 2, head_dim=2, v_head_dim=1)
+    made = layer(spec)
+    made.v.data.zero_()
+    made.v.data[:, 0, 0] = torch.tensor([1.0, 2.0])
+    made.o.data.zero_()
+    read = []
+    for head in range(6):
+        made.o.data.zero_()
+        made.o.data[0, head, 0] = 1.0
+        x = tokens(1, 3, 4)
+        x[..., 0] = 1.0
+        read.append(round(made(x)[0, -1, 0].item()))
+    assert read == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_window_keeps_as_many_keys_as_it_says() -> None:
+    """Case O55: T = 6, W = 3 shows 1, 2, 3, 3, 3, 3 keys."""
+    made = layer(AttentionSpec.gqa(20, 6, 2, head_dim=8, mask=Window(3)))
+    _, weights = made(tokens(1, 6), need_weights="mean")
+    assert (weights[0] > 0).sum(-1).tolist() == [1, 2, 3, 3, 3, 3]
+
+
+def test_angles_stay_wide_in_a_narrow_model() -> None:
+    """Case O30: in bfloat16 the first position that cannot be held is 257; angles made there would be off by 0.5 and more."""
+    spec = AttentionSpec.mha(16, 2, positions=Rope(8))
+    made = layer(spec, dtype=torch.float32).to(torch.bfloat16)
+    x = tokens(1, 2, 16, dtype=torch.bfloat16)
+    turned = made._turn(2, 0, torch.tensor([[257, 600]]))
+    assert turned is not None
+    exact = torch.tensor([257.0, 600.0], dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(4).double() / 4)
+    torch.testing.assert_close(turned.cos.double(), exact.cos(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(turned.sin.double(), exact.sin(), rtol=0, atol=1e-6)
+    y = made(x, positions=torch.tensor([257, 600]))
+    assert y.dtype == torch.bfloat16
+    wide = layer(spec, dtype=torch.float64)
+    wide.load({name: value.double() for name, value in made.state_dict().items()})
+    exact_y = wide(x.double(), positions=torch.tensor([257, 600]))
+    torch.testing.assert_close(y.double(), exact_y, rtol=0.03, atol=0.03)
+
+
+def test_the_default_dtype_and_autocast_are_torchs() -> None:
+    made = Attention(AttentionSpec.mha(16, 2, positions=Rope(8)))
+    assert made.q.dtype == torch.float32
+    x = tokens(1, 5, 16, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = made(x)
+    torch.testing.assert_close(y.float(), made(x), rtol=0.05, atol=0.05)
+
+
+def test_linear_layers_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(SpecError, match="rule delta takes back what it wrote"):
+        Attention(AttentionSpec(
+            d_model=4, num_heads=1, kv=State(1, 1, 1, 4, 4, 4, rule="delta", beta="scalar"), positions=NoPositions(),
+            mask=Causal(), scale=1.0,
+        ))  # fmt: skip
+    with pytest.raises(SpecError, match="rule gated and short convolutions go one way"):
+        Attention(AttentionSpec(
+            d_model=4, num_heads=1, kv=State(1, 1, 1, 4, 4, 4, rule="gated", decay="per_head"), positions=NoPositions(),
+            mask=Bidirectional(), scale=1.0,
+        ))  # fmt: skip
