@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,7 +90,9 @@ class Subject:
         named = {**given, **self.fixed}
         positional = [named.pop(name) for name in self.adapter.positional if name in named]
         try:
-            return self.function(*positional, **named)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self.function(*positional, **named)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit in their code is a fault of this case

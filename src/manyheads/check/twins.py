@@ -240,13 +240,9 @@ TWINS = (
     Twin("heads tiled", "the key/value heads are tiled (0, 1, 0, 1): query head h reads head h mod K. They are interleaved "
          "(0, 0, 1, 1): query head h reads head h // (H/K), as repeat_interleave gives and repeat does not",
          lambda p: written(p, tiled=True)),
-    Twin("causal ignored", "the causal flag has no effect: queries see the future",
-         lambda p: written(p, visible=seen(_open(p)))),
     Twin("causal top-left", "the causal frontier starts at the top-left corner: query i sees keys 0..i. With a cache the "
          "queries are the last tokens: query i stands at position keys - queries + i (tril(diagonal=keys - queries))",
          lambda p: written(p, visible=_frontier(p, top_left=True))),
-    Twin("causal top-left, NaN", "the causal frontier starts at the top-left corner, and rows that see nothing are NaN",
-         lambda p: written(p, visible=_frontier(p, top_left=True), empty="nan")),
     Twin("causal one short", "a query does not see itself: the diagonal is blocked (triu(diagonal=0); diagonal=1 is right)",
          lambda p: written(p, visible=_frontier(p, shift=-1))),
     Twin("causal one short, NaN", "a query does not see itself: the diagonal is blocked, and the first row is NaN",
@@ -255,6 +251,8 @@ TWINS = (
          lambda p: written(p, visible=_frontier(p, shift=1))),
     Twin("causal reversed", "the causal mask is the wrong way round: queries see the future and not the past",
          lambda p: written(p, visible=_reversed(p))),
+    Twin("causal ignored", "the causal flag has no effect: queries see the future",
+         lambda p: written(p, visible=seen(_open(p)))),
     Twin("mask inverted", "the mask works the wrong way round: what is blocked is what may be seen",
          lambda p: written(p, visible=_inverted(p))),
     Twin("mask inverted, NaN", "the mask works the wrong way round, and rows that see nothing then are NaN",

@@ -1,0 +1,161 @@
+"""The examples that are shipped: each mistake is caught by these checks and no others, and called by its name."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn.functional import scaled_dot_product_attention
+
+from check_support import EXAMPLES, example, failing, guessed, outcomes, passing
+from manyheads.check.catalogue import CASES
+from manyheads.ops import sdpa, softmax, tiled
+
+ALL_BUT_ONNX = [case.name for case in CASES if case.suite != "onnx"]
+VALUES = ["values", "fewer-queries", "more-queries"]
+MASKS = [
+    "mask",
+    "mask-values",
+    "mask-blocks-all",
+    "mask-samples",
+    "mask-heads",
+    "empty-row",
+    "empty-sample",
+    "empty-head",
+]
+CACHE = ["causal-cache", "causal-steps", "causal-more-queries"]
+
+# function of wrong.py: (the fault as it is named, the checks that it fails, in their order)
+WRONG = {
+    "scale_missing": ("scale missing", ["values", "scale", *VALUES[1:], "value-width", "multi-query"]),
+    "scale_by_model_width": ("scale by d_model", [*VALUES, "value-width"]),
+    "softmax_over_queries": (
+        "softmax over queries", ["values", "scale", *VALUES[1:], "value-width", "large-scores", "multi-query"],
+    ),
+    "causal_top_left": ("causal top-left", CACHE),
+    "causal_one_ahead": (
+        "causal one ahead",
+        ["values", "scale", "mean", *VALUES[1:], "value-width", "large-scores", "causal", "causal-values", *CACHE, "future",
+         "multi-query"],
+    ),
+    "heads_tiled": ("heads tiled", ["group-order", "group-values"]),
+    "mask_inverted": ("mask inverted", MASKS),
+    "mask_multiplied": ("mask as zeros", MASKS),
+    "nan_on_empty_rows": ("NaN on empty rows", ["empty-row", "empty-sample", "empty-head", "empty-row-gradients"]),
+    "mean_on_empty_rows": ("mean on empty rows", ["empty-row", "empty-sample", "empty-head"]),
+    "bias_before_scale": ("bias before scale", ["bias"]),
+    "window_one_more": ("window one more", ["window", "window-cache", "window-one", "window-past"]),
+    "heads_cut_by_view": ("heads cut without transpose", ["values", "mean", *VALUES[1:], "large-scores"]),
+    "overflows": ("not finite", ["large-scores"]),
+    "softmax_in_16_bits": ("precision", ["float16-overflow", "bfloat16"]),
+    "writes_into_its_input": ("q overwritten", ["inputs-untouched"]),
+}  # fmt: skip
+OTHER_CAUSES = {"empty-row-gradients": "NaN gradients", "float16-overflow": "overflow"}
+
+
+def test_every_wrong_example_is_in_the_table() -> None:
+    tree = ast.parse((EXAMPLES / "wrong.py").read_text())
+    assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] == list(WRONG)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "right.py",
+        "right_numpy.py",
+        "right_module.py",
+        "wrong.py",
+    }
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_caught_by_these_checks_and_named(name: str) -> None:
+    cause, expected = WRONG[name]
+    found = {
+        check: outcome for check, outcome in outcomes(example("wrong.py", name)).items() if outcome.status == "fail"
+    }
+    assert list(found) == expected
+    for check, outcome in found.items():
+        assert outcome.finding.cause == OTHER_CAUSES.get(check, cause)
+        assert outcome.finding.expected != outcome.finding.found
+        assert outcome.finding.code
+
+
+def test_right_py_passes_every_check_there_is() -> None:
+    subject = example("right.py", "attention")
+    assert subject.adapter.lacks == {} or set(subject.adapter.lacks) == {"onnx"}
+    assert passing(subject) == ALL_BUT_ONNX
+
+
+def test_right_py_passes_onnx() -> None:
+    pytest.importorskip("onnx")
+    outcome = outcomes(example("right.py", "attention"), "onnx")["onnx"]
+    assert (outcome.status, outcome.reason) == ("pass", "93 of 93 cases that it can take")
+
+
+def test_right_numpy_py_passes_what_it_takes() -> None:
+    subject = example("right_numpy.py", "attention")
+    assert set(subject.adapter.lacks) - {"onnx"} == {
+        "padding", "bias", "scale", "softcap", "sinks", "weights", "gradients", "bfloat16",
+    }  # fmt: skip
+    assert failing(subject) == []
+    assert {"mask-heads", "empty-row", "window", "group-order", "strides", "float16-overflow"} <= set(passing(subject))
+
+
+def test_right_module_py_passes_what_it_takes() -> None:
+    subject = example("right_module.py", "heads_of_module")
+    assert (subject.adapter.layout, subject.adapter.packed) == ("btd", True)
+    assert failing(subject) == []
+    assert {"values", "scale", "causal", "causal-values", "future", "batch", "gradients-causal"} <= set(
+        passing(subject)
+    )
+
+
+def ours(q, k, v, *, visible=None, bias=None, softcap=None, sinks=None, scale=None, return_weights=False):
+    return softmax.attention(
+        q, k, v, scale=q.shape[-1] ** -0.5 if scale is None else scale, visible=visible, bias=bias, softcap=softcap,
+        sinks=sinks, return_weights=return_weights,
+    )  # fmt: skip
+
+
+def ours_tiled(q, k, v, *, visible=None, bias=None, softcap=None, sinks=None, scale=None):
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return tiled.attention(q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks)
+
+
+def ours_sdpa(q, k, v, *, visible=None, bias=None, softcap=None, sinks=None, scale=None):
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return sdpa.attention(q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks)
+
+
+@pytest.mark.parametrize("form", [ours, ours_tiled, ours_sdpa])
+def test_our_own_operators_pass(form) -> None:
+    subject = guessed(form)
+    assert failing(subject) == []
+    assert {
+        "empty-row-gradients",
+        "softcap-mask",
+        "sinks-values",
+        "bias",
+        "bfloat16",
+        "no-keys",
+        "gradients-grouped",
+    } <= set(passing(subject))
+
+
+def theirs(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def test_torch_s_own_function_is_top_left_and_otherwise_right() -> None:
+    """Case O12: a flag that means the top-left corner, where a cache needs the other one."""
+    subject = guessed(theirs)
+    assert (subject.adapter.mask, subject.adapter.bias, subject.adapter.causal) == ("visible", "mask", "flag")
+    found = outcomes(subject)
+    assert [name for name, outcome in found.items() if outcome.status == "fail"] == CACHE
+    assert {found[name].finding.cause for name in CACHE} == {"causal top-left"}
+    without = replace(
+        subject, adapter=replace(subject.adapter, lacks={**subject.adapter.lacks, "causal": "told not to"})
+    )
+    assert failing(without) == []
