@@ -286,3 +286,17 @@ def test_a_copied_model_is_another_model() -> None:
 def test_a_compiled_model_is_refused() -> None:
     with pytest.raises(BackendError, match="compiled"), opened(torch.compile(build("llama"))):
         pass
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own parts
+def test_torch_compile_makes_one_graph_without_a_door_and_sees_one_that_is_opened() -> None:
+    doors.register_once()
+    model, batch = build("llama", attention=doors.NAME, num_hidden_layers=1), inputs("llama")
+    expected = logits(model, batch)
+    whole, parts = torch.compile(model, backend="eager", fullgraph=True), torch.compile(model, backend="eager")
+    assert torch.allclose(logits(whole, batch), expected, atol=1e-5)
+    assert torch.allclose(logits(parts, batch), expected, atol=1e-5)
+    with opened(model, gates=[lambda call, out: out * 0]) as door:
+        assert distance(logits(parts, batch), expected) > 1e-3
+    assert set(door.calls.values()) == {1}
+    assert torch.allclose(logits(parts, batch), expected, atol=1e-5)
