@@ -114,9 +114,9 @@ def _loaded(request: Request, located: Located, checkpoint: Checkpoint, threads:
     return loaded
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Tokens:
-    """The tokens to run on, and why they cannot be scored where they cannot; `seconds` goes up as work is done."""
+    """The tokens to run on, whether they are of the text, and why they cannot be scored where they cannot."""
 
     ids: list[int]
     of_text: bool
