@@ -7,10 +7,12 @@ import itertools
 import pytest
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 from torch import nn  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
+import multihead_reference  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer.multihead import MultiheadAttention, multi_head_attention_forward  # noqa: E402
 
@@ -211,6 +213,14 @@ def test_case_o47_two_least_numbers_of_float16_hide_and_poison_nothing() -> None
             assert not weights[..., 2].any()
         expected, _ = ours(x, x, x, padding < 0, need_weights, above(3))
         torch.testing.assert_close(out, expected)
+    # where all keys have both, they are as far from one another as without: exact sums, not minus infinity
+    both = (torch.full((1, 3), least, dtype=torch.float16), torch.full((3, 3), least, dtype=torch.float16))
+    expected, weights = multihead_reference.attend(ours, x, x, x, key_padding_mask=both[0], attn_mask=both[1])
+    for need_weights in (True, False):
+        out, found = ours(x, x, x, both[0], need_weights, both[1], False)
+        numpy.testing.assert_allclose(out.detach().numpy(), expected, atol=0.05)
+        if found is not None:
+            numpy.testing.assert_allclose(found.detach().numpy(), weights, atol=0.01)
 
 
 def test_case_o12_which_alignment_is_for_a_mask_to_say() -> None:
