@@ -49,12 +49,16 @@ class Call:
         check_source(spec, self.memory, self.kv, cache)
         if cache is not None:
             check_cache(spec, x, cache)
-        return replace(
+        call = replace(
             self,
             visible=mask(self.visible, batch=x.shape[0], heads=spec.num_heads, count=x.shape[1]),
             places=places(spec, x, self.places, cache),
             kv=None if self.kv is None else as_kept(spec, x, self.kv),
         )
+        # before anything is appended: a call that is refused leaves the cache as it was
+        if not (isinstance(spec.kv, State) or torch.compiler.is_compiling()):
+            check_keys(spec, call)
+        return call
 
 
 def check_tokens(spec: AttentionSpec, like: Tensor, x: Tensor | None, memory: Tensor | None) -> None:
@@ -93,6 +97,8 @@ def check_choices(spec: AttentionSpec, *, need_weights: str, backend: str, form:
         raise SpecError(
             f"the {backend} form never holds the weights: need_weights {need_weights!r} needs plain or auto"
         )
+    if not 0 <= dropout < 1:
+        raise SpecError(f"dropout must lie in [0, 1), found {dropout}")
     if isinstance(spec.kv, State) and (need_weights != "none" or dropout or backend != "auto"):
         raise SpecError(
             f"{to_text(spec)} has no softmax: need_weights must be none, dropout 0 and backend auto; "
@@ -202,6 +208,31 @@ def check_bias(spec: AttentionSpec, bias: Tensor | None, table: Tensor | None) -
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def check_keys(spec: AttentionSpec, call: Call) -> None:
+    """Masks and biases must fit the keys there will be: all tokens so far, or a static cache's whole capacity."""
+    if call.visible is None and call.bias is None:
+        return
+    batch, count = call.x.shape[0], call.x.shape[1]
+    source, memory, cache = call.x if call.memory is None else call.memory, isinstance(spec.source, Cross), call.cache
+    if call.kv is not None:
+        keys = int(call.kv.tokens)
+    elif cache is None:
+        keys = source.shape[1]
+    else:
+        keys = cache.length if memory and cache.length else cache.length + source.shape[1]
+    for name, tensor in (("visible", call.visible), ("bias", call.bias)):
+        if isinstance(tensor, Tensor):
+            room = getattr(cache, "capacity", keys)
+            wanted = (batch, spec.num_heads, count, room if tensor.shape[-1] == room else keys)
+            sizes = zip(reversed(tensor.shape), reversed(wanted), strict=False)
+            if any(size not in (1, need) for size, need in sizes):
+                raise SpecError(f"{name} {tuple(tensor.shape)} does not fit (batch, heads, queries, keys) {wanted}")
+    if isinstance(call.visible, Visible):
+        kept = call.visible.keep.shape[1] if isinstance(call.visible, Padding) else keys
+        room = kept if kept == getattr(cache, "capacity", None) else keys
+        call.visible.check(batch=batch, heads=spec.num_heads, queries=count, keys=room)
 
 
 def as_kept(spec: AttentionSpec, x: Tensor, kv: Kept | tuple[Tensor, Tensor]) -> Kept:
