@@ -50,7 +50,8 @@ class Case:
 @cache
 def collect(operator: str) -> tuple[Case, ...]:
     """The plain cases of `operator` (its "expanded" twins, where the function's body stands in for it, left out)."""
-    folder = Path(tempfile.gettempdir()) / f"manyheads-onnx-{version('onnx')}-form1-{os.getuid()}"
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"manyheads-onnx-{version('onnx')}-form1-{user}"
     file = folder / f"{operator}.npz"
     if not file.exists():
         folder.mkdir(mode=0o700, exist_ok=True)

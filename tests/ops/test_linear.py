@@ -184,6 +184,18 @@ def test_o98_left_padding_leaves_no_trace(rule: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", linear.RULES)
+def test_padding_anywhere_neither_writes_nor_decays(rule: str, form: str) -> None:
+    (q, k, v), asked, _ = call(rule, (4, 2, 2), b=1, fine=True, normalised="delta" not in rule)
+    keep = torch.tensor([[True, False, True, True, False, False, True, True, True, False, False]])
+    out, state = FORMS[form](q, k, v, **asked, keep=keep)
+    bare = {name: x[:, :, keep[0]] if isinstance(x, Tensor) else x for name, x in asked.items()}
+    want, held = FORMS[form](*(x[:, :, keep[0]] for x in (q, k, v)), **bare)
+    assert torch.allclose(out[:, :, keep[0]], want, atol=1e-13)
+    assert torch.allclose(state.sums, held.sums, atol=1e-13)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_nothing_to_divide_by_is_zero(form: str) -> None:
     q, k, v = (torch.zeros(1, 1, 3, 2, dtype=f64, requires_grad=True) for _ in range(3))
     out, _ = FORMS[form](linear.features(q, "relu"), linear.features(k, "relu"), v + 1, normalised=True)

@@ -149,6 +149,9 @@ SCALINGS = {
     "yarn": (
         YARN,
         {"factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 0.707, "mscale_all_dim": 0.707}, 1),
+    "yarn, ramp from pair 0": (
+        YarnScaling(4.0, 64, truncate=False), {"factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}, 1),
+    "yarn, ramp to the end": (YarnScaling(4.0, 10**10), {"factor": 4.0, "original_max_position_embeddings": 10**10}, 1),
     "longrope": (
         LongRopeScaling(64, tuple(1 + i / 8 for i in range(8)), tuple(2.0 + i for i in range(8)), attention_factor=1.2),
         {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)],
@@ -166,7 +169,7 @@ def test_scalings_are_transformers_own(kind: str, base: float) -> None:
     scaling, parameters, length = SCALINGS[kind]
     config = transformers.LlamaConfig(
         hidden_size=64, num_attention_heads=4, head_dim=16, max_position_embeddings=64,
-        rope_parameters={"rope_type": kind, "rope_theta": base, **parameters},
+        rope_parameters={"rope_type": kind.split(",", maxsplit=1)[0], "rope_theta": base, **parameters},
     )  # fmt: skip
     theirs = LlamaRotaryEmbedding(config)
     places = torch.arange(length if length > 1 else 60)[None]
