@@ -31,9 +31,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         put behind the others are seen by every query under any mask.
       * attn_mask of (batch, queries, keys) is refused by name. A float mask that holds only 0 and 1 is warned about
         (on the CPU; looking elsewhere would make the device wait). Masks of mixed dtypes are fine.
-      * need_weights=False writes no weights down (with dropout: no more than 2^24 of them); what it holds grows with
-        queries + keys. Only is_causal beside padding makes a mask of booleans, up to 2^24 a sequence.
-      * Nested tensors are computed as padded ones, with batch_first and no masks; torch.jit.script is not supported.
+      * need_weights=False writes no weights down (with dropout: no more than 2^24 of them); what it holds beside masks grows
+        with queries + keys. Only is_causal beside padding makes a mask of booleans, up to 2^24 a sequence.
+      * Nested tensors are computed as padded ones, with batch_first and no masks; torch.jit is not supported.
 
     Errors are SpecErrors, which are ValueErrors, with the numbers that did not fit. Source: arXiv 1706.03762, section
     3.2.2; the arguments are torch's (documentation of torch.nn.MultiheadAttention, 2.13).
