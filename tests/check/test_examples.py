@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 from torch.nn.functional import scaled_dot_product_attention
 
 from check_support import EXAMPLES, example, failing, guessed, outcomes, passing

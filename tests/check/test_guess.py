@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
+
 from check_support import failing, guessed, outcomes, passing
 from manyheads.check.adapter import Adapter
-from manyheads.check.guess import Wishes
 from manyheads.check.subject import CallError
 from manyheads.errors import SpecError
 
@@ -387,7 +388,3 @@ def test_a_function_that_is_nan_everywhere_is_not_taken_for_causal() -> None:
 def test_an_adapter_survives_json() -> None:
     adapter = guessed(packed_grouped).adapter
     assert Adapter.from_data(adapter.to_data()) == adapter
-
-
-def test_wishes_are_checked_at_once() -> None:
-    Wishes(layout="bthd", mask="blocked", no=("bfloat16",)).check()

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
 
 from manyheads.check.catalogue import by_name
 from manyheads.check.problem import Problem, answer

@@ -1,8 +1,33 @@
-"""What a function may take or not. A feature it lacks is reported as not tested, with the reason; it never passes silently."""
+"""The words of check: layouts, and what a function may take or not. No torch here: the command line reads it, too."""
 
 from __future__ import annotations
 
-__all__ = ["FEATURES"]
+from collections.abc import Iterable
+
+from manyheads.errors import SpecError
+
+__all__ = ["DTYPES", "FEATURES", "LAYOUTS", "MASK_AXES", "POLARITIES", "check_words"]
+
+LAYOUTS = {
+    "bhtd": "(batch, heads, tokens, dim)",
+    "bthd": "(batch, tokens, heads, dim)",
+    "btd": "(batch, tokens, dim)",
+    "htd": "(heads, tokens, dim)",
+    "thd": "(tokens, heads, dim)",
+    "td": "(tokens, dim)",
+}
+"""Each layout by its letters. `btd` is packed heads where the function takes a number of heads, else one head."""
+
+MASK_AXES = {"bhts": "(batch, heads, queries, keys)", "bts": "(batch, queries, keys)", "ts": "(queries, keys)"}
+
+POLARITIES = {
+    "visible": "True = may attend",
+    "blocked": "True = blocked",
+    "additive": "numbers, 0 = may attend, -inf = blocked",
+}
+
+DTYPES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
+"""What --dtype takes, and torch's name of it."""
 
 FEATURES = {
     "heads": "takes one head only",
@@ -29,4 +54,14 @@ FEATURES = {
     "bfloat16": "takes no bfloat16",
     "onnx": "the package onnx is not there",
 }
-"""feature -> what is said where a function lacks it."""
+"""feature -> what is said where a function lacks it. It is reported as not tested; nothing passes silently."""
+
+
+def check_words(*, layout: str = "", mask: str = "", dtype: str = "", features: Iterable[str] = ()) -> None:
+    """SpecError for a layout, a mask's way, a dtype or a feature that does not exist; "" is none asked for."""
+    for kind, word, known in (("layout", layout, LAYOUTS), ("mask", mask, POLARITIES), ("dtype", dtype, DTYPES)):
+        if word and word not in known:
+            raise SpecError(f"{kind} {word!r} is not one of {', '.join(known)}")
+    for feature in features:
+        if feature not in FEATURES:
+            raise SpecError(f"there is no feature {feature!r}; the features are {', '.join(FEATURES)}")

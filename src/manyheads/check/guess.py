@@ -15,11 +15,10 @@ import torch
 
 from manyheads.check import probes
 from manyheads.check.adapter import Adapter
-from manyheads.check.features import FEATURES
-from manyheads.check.layouts import LAYOUTS, MASK_AXES, has_batch, has_heads
+from manyheads.check.features import FEATURES, MASK_AXES, check_words
+from manyheads.check.layouts import has_batch, has_heads
 from manyheads.check.signature import Roles, polarity_in_name, read_roles
 from manyheads.check.subject import CallError, Subject
-from manyheads.errors import SpecError
 
 __all__ = ["Wishes", "guess"]
 
@@ -37,16 +36,6 @@ class Wishes:
     no: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """SpecError for what does not exist."""
-        if self.layout and self.layout not in LAYOUTS:
-            raise SpecError(f"layout {self.layout!r} is not one of {', '.join(LAYOUTS)}")
-        if self.mask not in ("", "visible", "blocked", "additive"):
-            raise SpecError(f"mask {self.mask!r} is not one of visible, blocked, additive")
-        strange = [feature for feature in self.no if feature not in FEATURES]
-        if strange:
-            raise SpecError(f"there is no feature {strange[0]!r}; the features are {', '.join(FEATURES)}")
-
 
 def guess(subject: Subject, wishes: Wishes) -> tuple[Adapter, dict[str, str]]:
     """The adapter of `subject.function`, and for each thing taken how it is known: "name", "tried", "told" or "default".
@@ -54,7 +43,7 @@ def guess(subject: Subject, wishes: Wishes) -> tuple[Adapter, dict[str, str]]:
     CallError where no way of calling it gives an output of the right shape; SpecError where its parameters are not
     understood.
     """
-    wishes.check()
+    check_words(layout=wishes.layout, mask=wishes.mask, features=wishes.no)
     roles = read_roles(subject.function, wishes.names, wishes.fixed)
     known = {role: "told" if role in wishes.names else "name" for role in roles.names}
     adapter, known["layout"] = _first_call(subject, roles, wishes)
@@ -85,8 +74,9 @@ def _first_call(subject: Subject, roles: Roles, wishes: Wishes) -> tuple[Adapter
                 return probes.settle_layout(replace(subject, adapter=adapter), told=bool(wishes.layout))
             except CallError as error:
                 errors.append(error)
-    # an error of the function itself says more than a shape that does not fit
-    raise next((error for error in errors if error.line is not None), errors[0])
+    # an error of the function itself says more than a shape that does not fit, and the likelier framework more than the other
+    likely = errors[: len(layouts)]
+    raise next((error for error in likely if error.line is not None), likely[0])
 
 
 def _frameworks(subject: Subject) -> list[str]:

@@ -5,34 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = [
-    "LAYOUTS",
-    "MASK_AXES",
-    "axes_in_words",
-    "has_batch",
-    "has_heads",
-    "pack",
-    "packed_shape",
-    "reduce_mask",
-    "unpack",
-]
-
-LAYOUTS = {
-    "bhtd": "(batch, heads, tokens, dim)",
-    "bthd": "(batch, tokens, heads, dim)",
-    "btd": "(batch, tokens, heads x dim)",
-    "htd": "(heads, tokens, dim)",
-    "thd": "(tokens, heads, dim)",
-    "td": "(tokens, dim)",
-}
-"""Each layout by its letters. `btd` is packed heads where the function takes a number of heads, else one head."""
-
-MASK_AXES = {"bhts": "(batch, heads, queries, keys)", "bts": "(batch, queries, keys)", "ts": "(queries, keys)"}
-
-
-def axes_in_words(layout: str, *, packed: bool) -> str:
-    """The axes of a layout as a person reads them."""
-    return "(batch, tokens, dim), one head" if layout == "btd" and not packed else LAYOUTS[layout]
+__all__ = ["has_batch", "has_heads", "pack", "packed_shape", "reduce_mask", "unpack"]
 
 
 def has_batch(layout: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -59,7 +60,8 @@ def _module(path: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise CheckpointError(f"{path} is not a Python file; FILE.py:FUNCTION would be valid")
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # its neighbours, as if it were run
+    folder = os.path.dirname(os.path.abspath(path))
+    sys.path.insert(0, folder)  # its neighbours, as if it were run
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -67,6 +69,12 @@ def _module(path: str) -> ModuleType:
         raise
     except BaseException as error:  # theirs may be any, sys.exit too
         raise CheckpointError(f"{path} cannot be loaded: {_what(error, path)}") from error
+    finally:
+        with contextlib.suppress(ValueError):  # the file may have changed the path itself
+            sys.path.remove(folder)
+        sys.path.append(
+            folder
+        )  # for what its functions import; last, so that no neighbour stands for a package of ours
     return module
 
 

@@ -9,14 +9,12 @@ import torch
 
 from manyheads.check.adapter import Adapter
 from manyheads.check.case import Case
-from manyheads.check.features import FEATURES
+from manyheads.check.features import DTYPES, check_words
 from manyheads.check.guess import Wishes
 from manyheads.check.subject import Subject
 from manyheads.errors import BackendError, SpecError
 
-__all__ = ["DTYPES", "chosen_cases", "subject_and_wishes"]
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
+__all__ = ["chosen_cases", "subject_and_wishes"]
 
 
 def subject_and_wishes(
@@ -25,9 +23,6 @@ def subject_and_wishes(
     """`own`: the file's MANYHEADS_CHECK; `asked`: the command line, which comes first. Third: the features required."""
     no = (*_words(own, "no"), *asked["no"])
     required = (*_words(own, "require"), *asked["require"])
-    strange = [feature for feature in required if feature not in FEATURES]
-    if strange:
-        raise SpecError(f"there is no feature {strange[0]!r} to require; the features are {', '.join(FEATURES)}")
     names, fixed = own.get("names", {}), own.get("fixed", {})
     if not isinstance(names, Mapping) or not isinstance(fixed, Mapping):
         raise SpecError("names and fixed in MANYHEADS_CHECK must be dicts: {role: parameter} and {parameter: value}")
@@ -35,16 +30,14 @@ def subject_and_wishes(
         layout=asked["layout"] or str(own.get("layout", "")), mask=asked["mask"] or str(own.get("mask", "")),
         names={**names, **asked["names"]}, no=no, fixed=fixed,
     )  # fmt: skip
-    wishes.check()
     dtype = asked["dtype"] or str(own.get("dtype", "fp32"))
-    if dtype not in DTYPES:
-        raise SpecError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    check_words(layout=wishes.layout, mask=wishes.mask, dtype=dtype, features=(*no, *required))
     tolerance = own.get("tolerance") if asked["tolerance"] is None else asked["tolerance"]
     if tolerance is not None and (not isinstance(tolerance, int | float) or not 0 < tolerance < 1):
         raise SpecError(f"the tolerance must lie between 0 and 1, found {tolerance!r}")
     subject = Subject(
         function, Adapter(), name=asked["function"].rpartition(".")[2], file=asked["file"], fixed=fixed,
-        device=_device(asked["device"]), dtype=DTYPES[dtype], tolerance=tolerance, seed=asked["seed"],
+        device=_device(asked["device"]), dtype=getattr(torch, DTYPES[dtype]), tolerance=tolerance, seed=asked["seed"],
     )  # fmt: skip
     return subject, wishes, required
 

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from manyheads import __version__
+from manyheads.check.features import LAYOUTS, MASK_AXES, POLARITIES
 from manyheads.report import Column, Report, Table
 
 if TYPE_CHECKING:
@@ -17,20 +18,6 @@ SCHEMA = "manyheads.check/1"
 
 _KNOWN = {"name": "by its name", "tried": "by trying", "told": "as told", "default": "not understood: our default"}
 _FRAMEWORKS = {"torch": "torch tensors", "numpy": "numpy arrays"}
-_MASKS = {
-    "visible": "True = may attend",
-    "blocked": "True = blocked",
-    "additive": "numbers, 0 = may attend, -inf = blocked",
-}
-_AXES = {"bhts": "(batch, heads, queries, keys)", "bts": "(batch, queries, keys)", "ts": "(queries, keys)"}
-_LAYOUTS = {
-    "bhtd": "(batch, heads, tokens, dim)",
-    "bthd": "(batch, tokens, heads, dim)",
-    "btd": "(batch, tokens, dim)",
-    "htd": "(heads, tokens, dim)",
-    "thd": "(tokens, heads, dim)",
-    "td": "(tokens, dim)",
-}
 _SWITCHES = ("scale", "softcap", "sinks", "heads", "kv_heads", "grouped", "offset", "dropout", "training")
 
 
@@ -66,9 +53,9 @@ def _taken_rows(answers: Answers) -> list[tuple[str, str, str]]:
         return _KNOWN.get(answers.known.get(key, ""), "")
 
     packed = taken["layout"] == "btd" and "heads" in names
-    layout = "(batch, tokens, heads x dim)" if packed else _LAYOUTS[taken["layout"]]
-    out = layout if taken["out_layout"] == taken["layout"] else _LAYOUTS[taken["out_layout"]]
-    mask = f"{names['mask']}: {_MASKS[taken['mask']]}; {_AXES[taken['mask_axes']]}" if taken["mask"] else ""
+    layout = "(batch, tokens, heads x dim)" if packed else LAYOUTS[taken["layout"]]
+    out = layout if taken["out_layout"] == taken["layout"] else LAYOUTS[taken["out_layout"]]
+    mask = f"{names['mask']}: {POLARITIES[taken['mask']]}; {MASK_AXES[taken['mask_axes']]}" if taken["mask"] else ""
     bias = {"": "", "mask": f"{names.get('mask')}, as numbers", "bias": names.get("bias", "")}[taken["bias"]]
     causal = {"": "", "flag": names.get("causal", ""), "always": "always, without being asked"}[taken["causal"]]
     meaning = {"": "", "keys": "W", "pair": "(W - 1, 0)"}[taken["window"]]
@@ -79,7 +66,7 @@ def _taken_rows(answers: Answers) -> list[tuple[str, str, str]]:
         ("output", out, _KNOWN["tried"]),
         ("mask", mask, known("mask")),
         ("bias", bias, known("bias") or _KNOWN["tried"]),
-        ("padding", f"{names['padding']}: {_MASKS[taken['padding']]}" if taken["padding"] else "", _KNOWN["tried"]),
+        ("padding", f"{names['padding']}: {POLARITIES[taken['padding']]}" if taken["padding"] else "", _KNOWN["tried"]),
         ("causal", causal, known("causal")),
         ("window", f"{names['window']} = {meaning} for W keys" if meaning else "", known("window")),
         ("weights", {"": "", "flag": names.get("weights", ""), "always": "always returned"}[taken["weights"]], ""),
@@ -117,6 +104,8 @@ def _failure(members: list[dict[str, Any]]) -> Table:
     first, finding = members[0], members[0]["finding"]
     line = f" (line {finding['line']} of the file)" if finding["line"] else ""
     seen = dict.fromkeys(address for each in members for address in each["resembles"])
+    if finding["line"] or finding["cause"] in ("no answer", "process ended", "required"):
+        seen = {}  # what was reported of this check were wrong numbers
     rows = [
         ("expected", finding["expected"]),
         ("found", finding["found"] + line),

@@ -77,20 +77,21 @@ def _one_process(request: Request, answers: Answers, log: str) -> bool:
             "file": request.file, "function": request.function, "log": log, "cases": left,
             "adapter": answers.taken or None, **request.options,
         })  # fmt: skip
-        _listen(worker, request, answers)
+        _listen(worker, request, answers, log)
     finally:
         worker.stop()
     return bool(answers.cases) and all(case["name"] in answers.outcomes for case in answers.cases)
 
 
-def _listen(worker: _Worker, request: Request, answers: Answers) -> None:
+def _listen(worker: _Worker, request: Request, answers: Answers, log: str) -> None:
     limit, doing, running, early = LOADING_SECONDS, f"loading {request.file}", "", None
     while True:
         try:
             message = worker.next(limit)
         except _GoneError as gone:
             if not running:
-                raise CheckpointError(f"{request.function} cannot be tried: {gone} while {doing}") from None
+                last = _last_line(log)
+                raise CheckpointError(f"{request.function} cannot be tried: {gone} while {doing}{last}") from None
             answers.outcomes[running] = _failed(running, early or _lost(str(gone), ended=worker.ended))
             return
         if message is None and running:
@@ -111,6 +112,14 @@ def _listen(worker: _Worker, request: Request, answers: Answers) -> None:
             early = message["early"]
         elif "outcome" in message:
             answers.outcomes[running], running = message["outcome"], ""
+
+
+def _last_line(log: str) -> str:
+    """What the process said at its end."""
+    with open(log, encoding="utf-8", errors="replace") as file:
+        lines = file.read().split("\n")
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f" (it printed: {said[:200]})" if said else ""
 
 
 def _failed(name: str, finding: dict[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,12 @@ def _wanted(options: argparse.Namespace) -> dict[str, Any]:
             tolerance = float(options.tolerance)
         except ValueError:
             raise UsageError(f"--tolerance {options.tolerance!r} is not a number; 1e-3 would be valid") from None
+    from manyheads.check.features import check_words
+
+    features = [*_split(options.no), *_split(options.require)]
+    check_words(layout=options.layout, dtype=options.dtype, features=features)
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise UsageError(f"--tolerance {options.tolerance} does not lie between 0 and 1; 1e-3 would be valid")
     return {
         "layout": options.layout, "mask": options.mask, "names": _names(options.names), "no": _split(options.no),
         "require": _split(options.require), "only": _split(options.only), "dtype": options.dtype,

@@ -102,45 +102,45 @@ def steps(subject: Subject, problem: Problem) -> Finding | Skip | None:
 
 CASES = (
     Case(
-        name="causal", suite="causal", build=_causal, judge=judges.sees, needs=("causal",), valid=square,
+        name="causal", suite="causality", build=_causal, judge=judges.sees, needs=("causal",), valid=square,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4),
         proves="query i sees keys 0 to i, itself included",
     ),
     Case(
-        name="causal-values", suite="causal", build=_causal_values, judge=judges.values, needs=("causal",), full=FULL,
+        name="causal-values", suite="causality", build=_causal_values, judge=judges.values, needs=("causal",), full=FULL,
         valid=self_attention, proves="the weights of what is seen add up to 1",
     ),
     Case(
-        name="causal-cache", suite="causal", build=_causal, judge=judges.sees, needs=("causal", "cross"), valid=rectangle,
+        name="causal-cache", suite="causality", build=_causal, judge=judges.sees, needs=("causal", "cross"), valid=rectangle,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=3, keys=6, dim=6, value_dim=6),
         least=Sizes(queries=1, keys=2, dim=2, value_dim=2),
         proves="with more keys than queries (a cache) the queries are the last tokens",
         resembles=("pytorch/pytorch#108108",),
     ),
     Case(
-        name="causal-steps", suite="causal", build=_causal_values, judge=steps, needs=("causal", "cross"), full=FULL,
+        name="causal-steps", suite="causality", build=_causal_values, judge=steps, needs=("causal", "cross"), full=FULL,
         valid=self_attention, proves="a token at a time gives what the whole sequence gives",
         resembles=("pytorch/pytorch#108108", "keras-team/keras-hub#1544"),
     ),
     Case(
-        name="causal-more-queries", suite="causal", build=_causal, judge=judges.sees, needs=("causal", "cross"),
+        name="causal-more-queries", suite="causality", build=_causal, judge=judges.sees, needs=("causal", "cross"),
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=2, dim=2, value_dim=2), least=Sizes(queries=2),
         valid=lambda s: s.heads == s.kv_heads and s.queries > s.keys == s.dim == s.value_dim,
         proves="with fewer keys than queries the first queries see nothing and give zeros",
         resembles=("pytorch/pytorch#108108",),
     ),
     Case(
-        name="causal-mask", suite="causal", build=_with_mask, judge=judges.sees, needs=("causal", "mask", "causal-mask"),
+        name="causal-mask", suite="causality", build=_with_mask, judge=judges.sees, needs=("causal", "mask", "causal-mask"),
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4), valid=square,
         proves="a mask and the causal flag hold together", resembles=("pytorch/pytorch#63271",),
     ),
     Case(
-        name="future", suite="causal", build=_causal_values, judge=future, needs=("causal",), full=FULL,
+        name="future", suite="causality", build=_causal_values, judge=future, needs=("causal",), full=FULL,
         valid=self_attention, least=Sizes(queries=2, keys=2), proves="changing a token moves no earlier output",
         resembles=("keras-team/keras#23038",),
     ),
     Case(
-        name="future-weights", suite="causal", build=_causal_values, judge=future_with_weights, full=FULL,
+        name="future-weights", suite="causality", build=_causal_values, judge=future_with_weights, full=FULL,
         needs=("causal", "weights"), valid=self_attention,
         proves="causal also where weights are returned: they are exactly 0 above the diagonal",
         resembles=("keras-team/keras#23038",),

@@ -33,23 +33,23 @@ _LEAST = Sizes(heads=2, kv_heads=1)
 
 CASES = (
     Case(
-        name="group-order", suite="grouped heads", build=_constant, judge=judges.values, needs=("grouped",), valid=_square,
+        name="group-order", suite="grouped-heads", build=_constant, judge=judges.values, needs=("grouped",), valid=_square,
         full=Sizes(heads=6, kv_heads=2, queries=2, keys=2, dim=2, value_dim=2), least=_LEAST,
         proves="query head h reads key/value head h // (H/K): 0, 0, 1, 1 and not 0, 1, 0, 1",
         resembles=("onnx/onnx#7274", "PrimeIntellect-ai/prime-rl#2681"),
     ),
     Case(
-        name="group-values", suite="grouped heads", build=plain, judge=judges.values, needs=("grouped",), valid=_square,
+        name="group-values", suite="grouped-heads", build=plain, judge=judges.values, needs=("grouped",), valid=_square,
         full=Sizes(batch=2, heads=6, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4), least=_LEAST,
         proves="grouped heads with H/K other than K", resembles=("ggml-org/llama.cpp#3364",),
     ),
     Case(
-        name="multi-query", suite="grouped heads", build=plain, judge=judges.values, needs=("multi-query",), valid=_one,
+        name="multi-query", suite="grouped-heads", build=plain, judge=judges.values, needs=("multi-query",), valid=_one,
         full=Sizes(batch=2, heads=4, kv_heads=1, queries=4, keys=4, dim=4, value_dim=4), least=_LEAST,
         proves="one key/value head for all query heads",
     ),
     Case(
-        name="group-refused", suite="grouped heads", build=plain, judge=judges.refuses, needs=("grouped",),
+        name="group-refused", suite="grouped-heads", build=plain, judge=judges.refuses, needs=("grouped",),
         full=Sizes(heads=5, kv_heads=2, queries=2, keys=2, dim=2, value_dim=2), valid=lambda s: s.heads % s.kv_heads > 0,
         proves="5 query heads with 2 key/value heads are refused", resembles=("keras-team/keras#23081",),
     ),

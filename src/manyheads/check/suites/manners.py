@@ -235,19 +235,19 @@ CASES = (
         **_exactly(Sizes(**_CUBE, queries=3, keys=0)),
     ),
     Case(
-        name="gradients", suite="gradients", build=plain, judge=gradients, full=FULL, valid=self_attention,
+        name="gradients", suite="backward", build=plain, judge=gradients, full=FULL, valid=self_attention,
         needs=("gradients",), proves="the gradients of q, k and v",
     ),
     Case(
-        name="gradients-mask", suite="gradients", build=_masked, judge=gradients, full=FULL, valid=self_attention,
+        name="gradients-mask", suite="backward", build=_masked, judge=gradients, full=FULL, valid=self_attention,
         needs=("gradients", "mask"), proves="the gradients under a mask",
     ),
     Case(
-        name="gradients-causal", suite="gradients", build=_causal, judge=gradients, full=FULL, valid=self_attention,
+        name="gradients-causal", suite="backward", build=_causal, judge=gradients, full=FULL, valid=self_attention,
         needs=("gradients", "causal"), proves="the gradients under the causal flag",
     ),
     Case(
-        name="gradients-grouped", suite="gradients", build=plain, judge=gradients, needs=("gradients", "grouped"),
+        name="gradients-grouped", suite="backward", build=plain, judge=gradients, needs=("gradients", "grouped"),
         full=Sizes(batch=2, heads=6, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4), least=Sizes(heads=2, kv_heads=1),
         valid=lambda s: s.heads > s.kv_heads > 1 and s.heads % s.kv_heads == 0 and s.queries == s.keys and s.dim == s.value_dim,
         proves="a key/value head collects the gradients of all its query heads",

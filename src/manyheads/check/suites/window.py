@@ -52,29 +52,29 @@ _LEAST = Sizes(queries=2, keys=2, dim=2, value_dim=2)
 
 CASES = (
     Case(
-        name="window", suite="window", build=_window, judge=judges.sees, needs=("window",), valid=square, least=_LEAST,
+        name="window", suite="windows", build=_window, judge=judges.sees, needs=("window",), valid=square, least=_LEAST,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=6, keys=6, dim=6, value_dim=6, window=3),
         proves="6 tokens and a window of 3: the queries see 1, 2, 3, 3, 3, 3 keys",
         resembles=("huggingface/transformers#26792", "huggingface/transformers#29623"),
     ),
     Case(
-        name="window-cache", suite="window", build=_window, judge=judges.sees, needs=("window", "cross"), valid=rectangle,
+        name="window-cache", suite="windows", build=_window, judge=judges.sees, needs=("window", "cross"), valid=rectangle,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=2, keys=6, dim=6, value_dim=6, window=3), least=_LEAST,
         proves="the window moves with the last tokens when there are more keys than queries",
         resembles=("Lightning-AI/litgpt#2215",),
     ),
     Case(
-        name="window-one", suite="window", build=_one, judge=judges.sees, needs=("window",), valid=square, least=_LEAST,
+        name="window-one", suite="windows", build=_one, judge=judges.sees, needs=("window",), valid=square, least=_LEAST,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4),
         proves="a window of 1 is the token itself",
     ),
     Case(
-        name="window-wide", suite="window", build=_wide, judge=judges.sees, needs=("window",), valid=square, least=_LEAST,
+        name="window-wide", suite="windows", build=_wide, judge=judges.sees, needs=("window",), valid=square, least=_LEAST,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4),
         proves="a window wider than the sequence is plain causal attention", resembles=("unslothai/unsloth#8253",),
     ),
     Case(
-        name="window-past", suite="window", build=_values, judge=past, needs=("window",), valid=self_attention,
+        name="window-past", suite="windows", build=_values, judge=past, needs=("window",), valid=self_attention,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=6, keys=6, dim=4, value_dim=4, window=3),
         least=Sizes(queries=2, keys=2), proves="changing token t - W leaves token t as it is",
         resembles=("unslothai/unsloth#8253",),
