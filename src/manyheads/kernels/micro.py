@@ -1,0 +1,247 @@
+"""The inner loops of decode attention, each a block of registers, as Numba intrinsics on raw addresses.
+
+    scores   H query rows times N keys: H·N <= 16 sums of products, kept in registers over the whole head
+    softmax  a row of scores minus its maximum, through exp, and their sum
+    mix      H rows of weights times V: H x (a few vectors) accumulators over all keys of a tile
+    pack, scores_packed   for many rows: 16 keys transposed once, then their scores for up to 14 rows, keys in the lanes
+    widen    a row of any storage kind as fp32, in the order in which it was loaded
+
+Sizes that shape the code (rows, keys, head size, storage kind) are literals: each combination is compiled once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from manyheads.kernels import lanes
+
+__all__ = ["mix", "pack", "row_maximum", "scores", "scores_packed", "softmax_row", "widen"]
+
+_INT = types.intp
+
+
+def _literals(*kinds: Any) -> bool:
+    return all(isinstance(kind, types.IntegerLiteral) for kind in kinds)
+
+
+def _steps(kind: int, size: int) -> list[tuple[int, int]]:
+    """(byte offset, elements left) of each load of a row of `size` elements."""
+    step = lanes.STEP[kind]
+    return [(start * lanes.BYTES[kind], size - start) for start in range(0, size, step)]
+
+
+@intrinsic
+def scores(typingctx, rows, keys, kind, size, q, q_stride, k, k_stride, out, out_stride):
+    """out[r, n] = q[r] · k[n] for `rows` x `keys` <= 16; q rows as `widen` writes them; strides and addresses in bytes."""
+    if not _literals(rows, keys, kind, size):
+        return None
+    r_count, n_count, kind_value, size_value = (x.literal_value for x in (rows, keys, kind, size))
+    signature = types.void(rows, keys, kind, size, *[_INT] * 6)
+
+    def generate(context, builder, signature, arguments):
+        q, q_stride, k, k_stride, out, out_stride = arguments[4:]
+        q_rows = [builder.add(q, builder.mul(q_stride, lanes.constant(r))) for r in range(r_count)]
+        k_rows = [builder.add(k, builder.mul(k_stride, lanes.constant(n))) for n in range(n_count)]
+        sums = [lanes.splat(0.0)] * (r_count * n_count)
+        place = 0
+        for offset, left in _steps(kind_value, size_value):
+            parts = [
+                lanes.load_step(builder, builder.add(row, lanes.constant(offset)), kind_value, left) for row in k_rows
+            ]
+            for part in range(len(parts[0])):
+                for r in range(r_count):
+                    vector = lanes.load(builder, builder.add(q_rows[r], lanes.constant(place)))
+                    for n in range(n_count):
+                        at = r * n_count + n
+                        sums[at] = lanes.fma(builder, vector, parts[n][part], sums[at])
+                place += 4 * lanes.LANES
+        padded = sums + [lanes.splat(0.0)] * (lanes.LANES - len(sums))
+        total = lanes.sum_lanes(builder, padded)
+        order = lanes.lane_order()
+        for r in range(r_count):
+            row = [order.index(r * n_count + n) for n in range(n_count)]
+            values = lanes.select_lanes(builder, total, total, row)
+            lanes.store(builder, values, builder.add(out, builder.mul(out_stride, lanes.constant(r))))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def mix(typingctx, rows, vectors, kind, left, p, p_stride, v, v_stride, keys, out, out_stride):
+    """out[r] += sum over n < keys of p[r, n] · v[n], over `vectors` loads of v starting at `v` (`left` elements remain)."""
+    if not _literals(rows, vectors, kind, left):
+        return None
+    r_count, l_count, kind_value, left_value = (x.literal_value for x in (rows, vectors, kind, left))
+    signature = types.void(rows, vectors, kind, left, *[_INT] * 7)
+
+    def generate(context, builder, signature, arguments):
+        p, p_stride, v, v_stride, keys, out, out_stride = arguments[4:]
+        steps = _steps(kind_value, left_value)[:l_count]
+        width = sum(2 if kind_value == lanes.BF16 else 1 for _ in steps)
+        p_rows = [builder.add(p, builder.mul(p_stride, lanes.constant(r))) for r in range(r_count)]
+        places = [
+            [
+                builder.add(builder.add(out, builder.mul(out_stride, lanes.constant(r))), lanes.constant(64 * column))
+                for column in range(width)
+            ]
+            for r in range(r_count)
+        ]
+        sums = [[cgutils.alloca_once(builder, lanes.VECTOR) for _ in range(width)] for _ in range(r_count)]
+        for r in range(r_count):
+            for column in range(width):
+                builder.store(lanes.load(builder, places[r][column]), sums[r][column])
+        with cgutils.for_range(builder, keys) as loop:
+            row = builder.add(v, builder.mul(v_stride, loop.index))
+            values: list[ir.Value] = []
+            for offset, remaining in steps:
+                values += lanes.load_step(builder, builder.add(row, lanes.constant(offset)), kind_value, remaining)
+            for r in range(r_count):
+                weight = lanes.load_scalar(builder, builder.add(p_rows[r], builder.mul(loop.index, lanes.constant(4))))
+                weights = lanes.broadcast(builder, weight)
+                for column in range(width):
+                    grown = lanes.fma(builder, weights, values[column], builder.load(sums[r][column]))
+                    builder.store(grown, sums[r][column])
+        for r in range(r_count):
+            for column in range(width):
+                lanes.store(builder, builder.load(sums[r][column]), places[r][column])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def softmax_row(typingctx, row, vectors, maximum):
+    """row[i] = exp(row[i] - maximum) over `vectors` vectors of 16, in place; returns their sum."""
+    signature = types.float32(_INT, _INT, types.float32)
+
+    def generate(context, builder, signature, arguments):
+        row, vectors, maximum = arguments
+        top = lanes.broadcast(builder, maximum)
+        total = cgutils.alloca_once_value(builder, lanes.splat(0.0))
+        with cgutils.for_range(builder, vectors) as loop:
+            place = builder.add(row, builder.mul(loop.index, lanes.constant(64)))
+            value = lanes.exp(builder, builder.fsub(lanes.load(builder, place), top))
+            lanes.store(builder, value, place)
+            builder.store(builder.fadd(builder.load(total), value), total)
+        return _fold(builder, builder.load(total), builder.fadd)
+
+    return signature, generate
+
+
+@intrinsic
+def row_maximum(typingctx, row, vectors):
+    """The largest of `vectors` vectors of 16 floats; a NaN among them may be lost (it is met again in softmax_row)."""
+    signature = types.float32(_INT, _INT)
+
+    def generate(context, builder, signature, arguments):
+        row, vectors = arguments
+
+        def larger(a: ir.Value, b: ir.Value) -> ir.Value:
+            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+        best = cgutils.alloca_once_value(builder, lanes.splat(float("-inf")))
+        with cgutils.for_range(builder, vectors) as loop:
+            value = lanes.load(builder, builder.add(row, builder.mul(loop.index, lanes.constant(64))))
+            builder.store(larger(value, builder.load(best)), best)
+        return _fold(builder, builder.load(best), larger)
+
+    return signature, generate
+
+
+def _fold(builder: ir.IRBuilder, vector: ir.Value, combine: Any) -> ir.Value:
+    """All lanes of `vector` combined in pairs."""
+    width = lanes.LANES // 2
+    while width:
+        other = [(i + width) % lanes.LANES for i in range(lanes.LANES)]
+        vector = combine(vector, lanes.select_lanes(builder, vector, vector, other))
+        width //= 2
+    return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
+
+
+@intrinsic
+def widen(typingctx, kind, size, source, factor, out):
+    """out = factor · row of `size` elements at `source`, in fp32, zeros up to whole vectors.
+
+    In the order of `load_step`: of BF16 rows, 16 even elements then 16 odd ones of each 32.
+    """
+    if not _literals(kind, size):
+        return None
+    kind_value, size_value = kind.literal_value, size.literal_value
+    signature = types.void(kind, size, _INT, types.float32, _INT)
+
+    def generate(context, builder, signature, arguments):
+        source, factor, out = arguments[2:]
+        factors = lanes.broadcast(builder, factor)
+        place = 0
+        for offset, left in _steps(kind_value, size_value):
+            at = builder.add(source, lanes.constant(offset))
+            for part in lanes.load_step(builder, at, kind_value, left):
+                lanes.store(builder, builder.fmul(part, factors), builder.add(out, lanes.constant(place)))
+                place += 64
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def pack(typingctx, kind, size, k, k_stride, out):
+    """out[d, n] = k[n, d] in fp32 for 16 keys n: d in the order of `load_step`, zeros up to whole steps."""
+    if not _literals(kind, size):
+        return None
+    kind_value, size_value = kind.literal_value, size.literal_value
+    signature = types.void(kind, size, *[_INT] * 3)
+
+    def generate(context, builder, signature, arguments):
+        k, k_stride, out = arguments[2:]
+        rows = [builder.add(k, builder.mul(k_stride, lanes.constant(n))) for n in range(lanes.LANES)]
+        place = 0
+        for offset, left in _steps(kind_value, size_value):
+            loaded = [
+                lanes.load_step(builder, builder.add(row, lanes.constant(offset)), kind_value, left) for row in rows
+            ]
+            for part in range(len(loaded[0])):
+                for column in lanes.transpose(builder, [row[part] for row in loaded]):
+                    lanes.store(builder, column, builder.add(out, lanes.constant(place)))
+                    place += 64
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def scores_packed(typingctx, rows, q, q_stride, packed, columns, out, out_stride):
+    """out[r, 0:16] = q[r] · 16 packed keys, over `columns` elements of the head; q rows in the packed order."""
+    if not _literals(rows):
+        return None
+    r_count = rows.literal_value
+    signature = types.void(rows, *[_INT] * 6)
+
+    def generate(context, builder, signature, arguments):
+        q, q_stride, packed, columns, out, out_stride = arguments[1:]
+        q_rows = [builder.add(q, builder.mul(q_stride, lanes.constant(r))) for r in range(r_count)]
+        totals = [cgutils.alloca_once_value(builder, lanes.splat(0.0)) for _ in range(r_count)]
+        # Sixteen products at a time: a chain over the whole head would lose two bits more to rounding.
+        with cgutils.for_range(builder, builder.udiv(columns, lanes.constant(lanes.LANES))) as loop:
+            start = builder.mul(loop.index, lanes.constant(lanes.LANES))
+            sums = [lanes.splat(0.0)] * r_count
+            for column in range(lanes.LANES):
+                index = builder.add(start, lanes.constant(column))
+                keys = lanes.load(builder, builder.add(packed, builder.mul(index, lanes.constant(64))))
+                offset = builder.mul(index, lanes.constant(4))
+                for r in range(r_count):
+                    query = lanes.broadcast(builder, lanes.load_scalar(builder, builder.add(q_rows[r], offset)))
+                    sums[r] = lanes.fma(builder, query, keys, sums[r])
+            for r in range(r_count):
+                builder.store(builder.fadd(builder.load(totals[r]), sums[r]), totals[r])
+        for r in range(r_count):
+            at = builder.add(out, builder.mul(out_stride, lanes.constant(r)))
+            lanes.store(builder, builder.load(totals[r]), at)
+        return context.get_dummy_value()
+
+    return signature, generate

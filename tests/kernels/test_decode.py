@@ -1,0 +1,169 @@
+"""Decode kernels against softmax attention written out in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numba")
+
+from manyheads.errors import SpecError  # noqa: E402
+from manyheads.kernels.attend import Keys, decode, supports  # noqa: E402
+from manyheads.ops import softmax  # noqa: E402
+from manyheads.ops.masks import dense  # noqa: E402
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [  # b, h, k, t, s, q, v; few head sizes, since each compiles a kernel
+    (1, 4, 4, 1, 1, 64, 64),
+    (2, 9, 3, 1, 130, 64, 64),
+    (3, 7, 7, 1, 65, 64, 64),
+    (1, 8, 2, 2, 77, 128, 96),
+    (1, 32, 1, 1, 300, 128, 96),
+    (1, 16, 1, 16, 40, 128, 96),
+    (2, 6, 2, 3, 50, 40, 24),
+    (1, 5, 1, 1, 1000, 40, 24),
+]
+
+
+def made(shape, dtype, seed=0):
+    b, h, kv, t, s, q, v = shape
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *size: torch.randn(size, generator=generator)  # noqa: E731
+    return draw(b, h, t, q), draw(b, kv, s, q).to(dtype), draw(b, kv, s, v).to(dtype)
+
+
+def reference(q, k, v, keys, **options):
+    n = torch.arange(k.shape[2])
+    seen = (n >= keys.low[..., None]) & (n < keys.high[..., None])
+    options = {name: value.double() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    return softmax.attention(q.double(), k.double(), v.double(), visible=dense(seen[:, None]), **options)
+
+
+def error(found, expected):
+    """Largest over heads of |found - expected| / |expected|."""
+    difference = (found.double() - expected).flatten(2).norm(dim=2)
+    return float((difference / expected.flatten(2).norm(dim=2).clamp_min(1e-30)).max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_the_reference(shape, dtype):
+    q, k, v = made(shape, dtype)
+    keys = Keys.causal(shape[0], shape[3], shape[4])
+    scale = shape[5] ** -0.5
+    expected = reference(q, k, v, keys, scale=scale)
+    for threads in (1, 2, 3):
+        assert error(decode(q, k, v, keys, scale=scale, threads=threads), expected) < 2e-6
+
+
+def test_no_less_accurate_than_torch():
+    """Sharp logits (up to 15), where rounding of the scores dominates: mean error over draws against SDPA's in fp32."""
+    ours, theirs = [], []
+    for seed in range(8):
+        q, k, v = made((1, 32, 1, 1, 300, 128, 96), torch.float32, seed)
+        keys = Keys.causal(1, 1, 300)
+        expected = reference(q, k, v, keys, scale=0.3)
+        ours.append(error(decode(q, k, v, keys, scale=0.3), expected))
+        theirs.append(
+            error(torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True), expected)
+        )
+    assert sum(ours) <= 1.05 * sum(theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_everything_at_once(dtype):
+    shape = (2, 6, 2, 3, 200, 40, 24)
+    q, k, v = made(shape, dtype)
+    keys = Keys.causal(2, 3, 200, window=150)
+    options = {"scale": 0.15, "softcap": 2.5, "bias": torch.randn(2, 1, 3, 200), "sinks": torch.randn(6)}
+    assert error(decode(q, k, v, keys, **options), reference(q, k, v, keys, **options)) < 2e-6
+
+
+def test_a_query_that_sees_nothing_gives_zeros():
+    q, k, v = made((2, 4, 2, 2, 50, 64, 64), torch.float32)
+    keys = Keys(torch.tensor([[0, 50], [7, 7]]), torch.tensor([[50, 50], [7, 9]]))
+    out = decode(q, k, v, keys, scale=1.0)
+    assert (out[0, :, 1] == 0).all()
+    assert (out[1, :, 0] == 0).all()
+    assert error(out[:, :, :1][:1], reference(q, k, v, keys, scale=1.0)[:1, :, :1]) < 2e-6
+
+
+def test_alibi():
+    from manyheads.ops.bias import Alibi, alibi_slopes
+
+    q, k, v = made((1, 6, 2, 2, 90, 64, 64), torch.float32)
+    slopes = alibi_slopes(6)
+    keys = Keys.causal(1, 2, 90)
+    found = decode(q, k, v, keys, scale=0.12, slopes=slopes, positions=torch.tensor([[88, 89]]))
+    n = torch.arange(90)
+    seen = dense(((n >= keys.low[..., None]) & (n < keys.high[..., None]))[:, None])
+    expected = softmax.attention(q.double(), k.double(), v.double(), scale=0.12, visible=seen, bias=Alibi(slopes))
+    assert error(found, expected) < 2e-6
+
+
+def test_int8_with_scales():
+    q, k, v = made((2, 8, 2, 1, 100, 64, 64), torch.float32)
+    scales = [x.abs().amax(-1) / 127 for x in (k, v)]
+    k8, v8 = ((x / s[..., None]).round().to(torch.int8) for x, s in zip((k, v), scales, strict=True))
+    keys = Keys.causal(2, 1, 100)
+    found = decode(q, k8, v8, keys, scale=0.1, k_scale=scales[0], v_scale=scales[1])
+    widened = [x.double() * s[..., None].double() for x, s in ((k8, scales[0]), (v8, scales[1]))]
+    assert error(found, reference(q, *widened, keys, scale=0.1)) < 2e-6
+
+
+@pytest.mark.parametrize("pattern", ["bksd", "bskd", "sliced", "expanded"])
+def test_strides(pattern):
+    shape = (2, 6, 3, 1, 70, 64, 64)
+    q, k, v = made(shape, torch.float32)
+    keys = Keys.causal(2, 1, 70)
+    if pattern == "bskd":
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    elif pattern == "sliced":
+        k, v = (torch.cat([x, x], 3)[..., :64] for x in (k, v))
+    elif pattern == "expanded":
+        k, v = (x[:1].expand(2, -1, -1, -1) for x in (k, v))
+    assert error(decode(q, k, v, keys, scale=0.12), reference(q, k, v, keys, scale=0.12)) < 2e-6
+
+
+def test_nan_and_infinity_propagate_as_in_the_reference():
+    q, k, v = made((1, 4, 2, 1, 80, 64, 64), torch.float32)
+    keys = Keys.causal(1, 1, 80)
+    for target, value in ((k, float("nan")), (v, float("nan")), (v, float("inf"))):
+        broken = target.clone()
+        broken[0, 1, 33, 5] = value
+        pair = (broken, v) if target is k else (k, broken)
+        found = decode(q, *pair, keys, scale=0.12)
+        expected = reference(q, *pair, keys, scale=0.12)
+        assert torch.equal(torch.isnan(found), torch.isnan(expected))
+        assert torch.equal(torch.isinf(found), torch.isinf(expected))
+        finite = torch.isfinite(expected)
+        assert torch.allclose(found.double()[finite], expected[finite], atol=1e-5)
+
+
+def test_a_row_of_nothing_but_nan_is_nan():
+    q, k, v = made((1, 4, 2, 1, 80, 64, 64), torch.float32)
+    k[0, 1, 3] = float("nan")
+    keys = Keys(torch.tensor([[3]]), torch.tensor([[4]]))
+    found = decode(q, k, v, keys, scale=0.1)
+    assert torch.isnan(found[:, 2:]).all()
+    assert torch.isfinite(found[:, :2]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda q, k, v: (q.double(), k, v), "queries must be"),
+        (lambda q, k, v: (q, k.double(), v.double()), "keys and values must"),
+        (lambda q, k, v: (q, k.half(), v), "keys and values must"),
+        (lambda q, k, v: (q.expand(-1, -1, 17, -1), k, v), "1 to 16 new queries"),
+        (lambda q, k, v: (q, k.mT.contiguous().mT, v), "side by side"),
+        (lambda q, k, v: (q.requires_grad_(), k, v), "no backward pass"),
+        (lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), "nothing to read"),
+        (lambda q, k, v: (q[..., :7], k[..., :7].bfloat16(), v.bfloat16()), "even size"),
+    ],
+)
+def test_what_is_not_supported_has_a_reason(change, reason):
+    q, k, v = change(*made((1, 4, 2, 1, 20, 16, 16), torch.float32))
+    assert reason in supports(q, k, v).reason
+    with pytest.raises(SpecError, match=reason):
+        decode(q, k, v, Keys.causal(1, 1, k.shape[2]), scale=1.0)
