@@ -328,6 +328,29 @@ def test_features_told_not_to_test_or_refused_are_said() -> None:
     assert {found[name].status for name in ("causal", "group-order", "window")} == {"not tested"}
 
 
+def test_a_kernel_that_refuses_other_strides_says_so() -> None:
+    def attention(q, k, v):
+        if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+            raise ValueError("contiguous tensors, please")
+        return core(q, k, v)
+
+    subject = guessed(attention)
+    assert subject.adapter.lacks["strides"] == "it refuses: ValueError: contiguous tensors, please"
+    assert failing(subject) == []
+
+
+def test_a_module_of_torch_is_called_as_its_forward() -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, query, key, value, visible=None):
+            return core(query, key, value, None if visible is None else ~visible)
+
+    module = Attention()
+    module.__name__ = "attention"
+    subject = guessed(module)
+    assert (subject.adapter.names["q"], subject.adapter.mask) == ("query", "visible")
+    assert failing(subject) == []
+
+
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [

@@ -49,6 +49,8 @@ FEATURES = {
     "sinks": "takes no sinks",
     "weights": "returns no weights",
     "gradients": "has no gradients",
+    "strides": "takes contiguous tensors only",
+    "empty": "takes no empty tensors",
     "float64": "takes no float64",
     "float16": "takes no float16",
     "bfloat16": "takes no bfloat16",

@@ -17,7 +17,7 @@ from manyheads.check import probes
 from manyheads.check.adapter import Adapter
 from manyheads.check.features import FEATURES, MASK_AXES, check_words
 from manyheads.check.layouts import has_batch, has_heads
-from manyheads.check.signature import Roles, polarity_in_name, read_roles
+from manyheads.check.signature import Roles, polarity_in_name, read_roles, signature_of
 from manyheads.check.subject import CallError, Subject
 
 __all__ = ["Wishes", "guess"]
@@ -82,7 +82,7 @@ def _first_call(subject: Subject, roles: Roles, wishes: Wishes) -> tuple[Adapter
 def _frameworks(subject: Subject) -> list[str]:
     """torch first, but for functions that speak of numpy and not of torch."""
     try:
-        notes = " ".join(str(p.annotation) for p in inspect.signature(subject.function).parameters.values())
+        notes = " ".join(str(p.annotation) for p in signature_of(subject.function).parameters.values())
     except (TypeError, ValueError):
         notes = ""
     world = getattr(inspect.unwrap(subject.function), "__globals__", {})
@@ -184,9 +184,8 @@ def _lacks(subject: Subject, wishes: Wishes) -> Adapter:
     if adapter.framework == "numpy":
         lack("gradients", "numpy arrays have no gradients")
         lack("bfloat16", "numpy has no bfloat16")
-    for feature, problem in probes.optional_problems(subject).items():
-        if feature not in lacks and (reason := probes.takes(subject, problem)) is not None:
-            lack(feature, f"it refuses: {reason}")
+    for feature, refusal in probes.refusals(subject).items():
+        lack(feature, f"it refuses: {refusal}")
     if not probes.has_onnx():
         lack("onnx", "onnx is not installed: pip install onnx")
     return replace(adapter, lacks=lacks)

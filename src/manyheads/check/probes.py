@@ -21,8 +21,8 @@ __all__ = [
     "has_onnx",
     "mask_is",
     "masked_problem",
-    "optional_problems",
     "padding_polarity",
+    "refusals",
     "sees_whom",
     "settle_layout",
     "square_problem",
@@ -67,6 +67,16 @@ def optional_problems(subject: Subject) -> dict[str, Problem]:
         visible[..., 0] = True
         made["causal-mask"] = replace(mask, causal=True, visible=visible)
     return made
+
+
+def refusals(subject: Subject) -> dict[str, str]:
+    """feature -> what the function says when it is asked for something that it may refuse without being wrong."""
+    said = {feature: takes(subject, problem) for feature, problem in optional_problems(subject).items()}
+    try:
+        subject.call(square_problem(subject), change=lambda _, x: x.transpose(-1, -2).contiguous().transpose(-1, -2))
+    except CallError as error:
+        said["strides"] = str(error)
+    return {feature: text for feature, text in said.items() if text is not None}
 
 
 def takes(subject: Subject, problem: Problem) -> str | None:

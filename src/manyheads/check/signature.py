@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.errors import SpecError
 
-__all__ = ["ROLES", "Roles", "polarity_in_name", "read_roles"]
+__all__ = ["ROLES", "Roles", "polarity_in_name", "read_roles", "signature_of"]
 
 ROLES: dict[str, tuple[str, ...]] = {
     "q": ("q", "query", "queries", "xq", "query_states", "q_states"),
@@ -65,6 +65,11 @@ def polarity_in_name(parameter: str) -> str:
     return next((polarity for polarity, names in _POLARITY.items() if parameter.lower() in names), "")
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """What it takes: for a module of torch, what its forward does."""
+    return inspect.signature(getattr(function, "forward", function))
+
+
 def read_roles(function: Callable[..., Any], given: Mapping[str, str], fixed: Mapping[str, Any]) -> Roles:
     """The roles of a function's parameters: as `given` (role -> parameter), else by name, q, k and v else by position.
 
@@ -74,7 +79,7 @@ def read_roles(function: Callable[..., Any], given: Mapping[str, str], fixed: Ma
     if unknown:
         raise SpecError(f"there is no role {unknown[0]!r}; the roles are {', '.join(ROLES)}")
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):  # some built-in functions do not say what they take
         names = {"q": "q", "k": "k", "v": "v", **given}
         return Roles(names, ("q", "k", "v"), ("q", "k", "v"), {}, ())

@@ -20,6 +20,7 @@ from manyheads.errors import CheckpointError, ManyheadsError
 __all__ = ["Answers", "Request", "supervise"]
 
 LOADING_SECONDS = 180.0  # importing torch for the first time takes its time, and the file may import more
+MOST_PRINTED = 10_000_000  # characters
 GUESSES = 6  # trying how a function is called takes some dozens of calls: so many times the limit of a case
 
 
@@ -61,7 +62,7 @@ def supervise(request: Request) -> Answers:
                 raise CheckpointError(f"{request.function} ended the process that ran {request.file}")
             done = len(answers.outcomes)
         with open(log, encoding="utf-8", errors="replace") as file:
-            answers.printed = file.read()
+            answers.printed = file.read(MOST_PRINTED)
     finally:
         with contextlib.suppress(OSError):  # Windows keeps the file of a process that is just ending
             os.unlink(log)

@@ -198,7 +198,8 @@ _CUBE = {"batch": 2, "heads": 2, "kv_heads": 2, "dim": 4, "value_dim": 4}
 
 CASES = (
     Case(
-        name="strides", suite="manners", build=plain, judge=strides, full=FULL, valid=self_attention,
+        name="strides", suite="manners", build=plain, judge=strides,
+        needs=("strides",), full=FULL, valid=self_attention,
         proves="six ways of lying in memory, for q, k and v in turn, change nothing",
         resembles=("pytorch/pytorch#187506", "ROCm/pytorch#3230"),
     ),
@@ -220,17 +221,17 @@ CASES = (
         needs=("mask",), proves="the mask holds afterwards what it held before",
     ),
     Case(
-        name="no-batch", suite="manners", build=plain, judge=empty, needs=("batch",),
+        name="no-batch", suite="manners", build=plain, judge=empty, needs=("batch", "empty"),
         proves="a batch of 0 gives an empty output", resembles=("Dao-AILab/flash-attention#1159",), valid=_heads,
         **_exactly(Sizes(**{**_CUBE, "batch": 0}, queries=3, keys=3)),
     ),
     Case(
-        name="no-queries", suite="manners", build=plain, judge=empty, valid=_heads, needs=("cross",),
+        name="no-queries", suite="manners", build=plain, judge=empty, valid=_heads, needs=("cross", "empty"),
         proves="no queries give an empty output", resembles=("Dao-AILab/flash-attention#1159",),
         **_exactly(Sizes(**_CUBE, queries=0, keys=3)),
     ),
     Case(
-        name="no-keys", suite="manners", build=plain, judge=empty, valid=_heads, needs=("cross",),
+        name="no-keys", suite="manners", build=plain, judge=empty, valid=_heads, needs=("cross", "empty"),
         proves="no keys give zeros", resembles=("Dao-AILab/flash-attention#1159",),
         **_exactly(Sizes(**_CUBE, queries=3, keys=0)),
     ),
