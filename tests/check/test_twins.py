@@ -76,3 +76,13 @@ def test_a_suspect_is_asked_first() -> None:
     wrong = next(twin for twin in TWINS if twin.name == "scale by keys").output(problem.to(torch.float64))
     assert diagnose(problem, wrong, 1e-9).name == "scale by d_model"
     assert diagnose(problem, wrong, 1e-9, suspect="scale by keys").name == "scale by keys"
+
+
+def test_reports_are_of_faults_that_there_are() -> None:
+    import re
+
+    from manyheads.check import twins
+
+    assert set(twins._REPORTS) <= {twin.name for twin in TWINS}
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", thread) for twin in TWINS for thread in twin.resembles)
+    assert next(twin for twin in TWINS if twin.name == "heads tiled").resembles == ("onnx/onnx#7274",)

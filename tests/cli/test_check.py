@@ -59,8 +59,9 @@ def test_the_finding_in_json(capsys) -> None:
     ]  # fmt: skip
     assert data["checks"][1]["reason"] == "takes nothing to add to the scores"
     finding = data["checks"][2]["finding"]
-    assert set(finding) == {"expected", "found", "cause", "explanation", "code", "line"}
+    assert set(finding) == {"expected", "found", "cause", "explanation", "code", "line", "resembles"}
     assert finding["cause"] == "window one more"
+    assert finding["resembles"][0] == "https://github.com/huggingface/transformers/issues/26792"
     assert finding["found"] == "query 1: sees keys 0 to 1 (0.5 each)"
 
 

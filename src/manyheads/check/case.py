@@ -23,7 +23,8 @@ _ONE = Sizes()
 class Finding:
     """A fault: what was expected, what was found, why that is, and the call that shows it.
 
-    `cause` names the fault in a word or two, so that the same fault is recognised on another input.
+    `cause` names the fault in a word or two, so that the same fault is recognised on another input; `resembles` are
+    public reports of this very fault, where there are any.
     """
 
     expected: str
@@ -32,6 +33,7 @@ class Finding:
     explanation: str = ""
     code: str = ""
     line: int | None = None
+    resembles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

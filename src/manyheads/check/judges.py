@@ -46,6 +46,7 @@ def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = F
         f"{at}: {say(found[index])}",
         twin.name if twin else shortest(found),
         twin.says if twin else _unexplained(found),
+        resembles=twin.resembles if twin else (),
     )
 
 
@@ -53,7 +54,9 @@ def explained(subject: Subject, problem: Problem, finding: Finding) -> Finding:
     """`finding` with the fault that a twin shows on the same problem, where one does."""
     found = subject.call(problem).double()
     twin = diagnose(problem, found, subject.allowed(subject.answer(problem)), suspect=subject.suspect)
-    return finding if twin is None else replace(finding, cause=twin.name, explanation=twin.says)
+    return (
+        finding if twin is None else replace(finding, cause=twin.name, explanation=twin.says, resembles=twin.resembles)
+    )
 
 
 def shortest(found: Tensor) -> str:

@@ -97,15 +97,18 @@ def _failures(failed: list[dict[str, Any]]) -> list[Table]:
     for each in failed:
         finding = each["finding"]
         groups.setdefault(finding["explanation"] or finding["found"], []).append(each)
-    return [_failure(members) for members in groups.values()]
+    # first the one that is said in keys seen: it is read at a glance
+    return [
+        _failure(sorted(group, key=lambda each: "sees" not in each["finding"]["expected"])) for group in groups.values()
+    ]
 
 
 def _failure(members: list[dict[str, Any]]) -> Table:
     first, finding = members[0], members[0]["finding"]
     line = f" (line {finding['line']} of the file)" if finding["line"] else ""
-    seen = dict.fromkeys(address for each in members for address in each["resembles"])
-    if finding["line"] or finding["cause"] in ("no answer", "process ended", "required"):
-        seen = {}  # what was reported of this check were wrong numbers
+    # an error, a hang or a lacking feature is not what was reported of this check: those were wrong numbers
+    raised = finding["line"] or finding["cause"] in ("no answer", "process ended", "required")
+    seen = [] if raised else finding["resembles"] or first["resembles"]
     rows = [
         ("expected", finding["expected"]),
         ("found", finding["found"] + line),
@@ -115,6 +118,10 @@ def _failure(members: list[dict[str, Any]]) -> Table:
         ("also fails", ", ".join(each["name"] for each in members[1:])),
     ]
     return Table(f"What is wrong: {first['name']}", (Column(""), Column("")), tuple(row for row in rows if row[1]))
+
+
+def _finding(finding: dict[str, Any] | None) -> dict[str, Any] | None:
+    return finding and {**finding, "resembles": [_address(thread) for thread in finding["resembles"]]}
 
 
 def _address(thread: str) -> str:
@@ -146,7 +153,7 @@ def _data(
         {
             "name": each["name"], "suite": each["suite"], "proves": each["proves"], "needs": list(each["needs"]),
             "status": each["status"], "reason": each["reason"], "seconds": round(each["seconds"], 4),
-            "finding": each["finding"], "resembles": [_address(thread) for thread in each["resembles"]],
+            "finding": _finding(each["finding"]), "resembles": [_address(thread) for thread in each["resembles"]],
         }
         for each in outcomes
     ]  # fmt: skip

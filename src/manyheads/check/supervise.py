@@ -130,7 +130,7 @@ def _failed(name: str, finding: dict[str, Any]) -> dict[str, Any]:
 def _lost(what: str, *, ended: bool) -> dict[str, Any]:
     return {
         "expected": "an answer", "found": what, "cause": "process ended" if ended else "no answer",
-        "explanation": "", "code": "", "line": None,
+        "explanation": "", "code": "", "line": None, "resembles": [],
     }  # fmt: skip
 
 

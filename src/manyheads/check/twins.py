@@ -15,11 +15,12 @@ __all__ = ["TWINS", "Twin", "diagnose"]
 
 @dataclass(frozen=True)
 class Twin:
-    """A fault: its name, what is to be said of it, and the output it leads to."""
+    """A fault: its name, what is to be said of it, the output it leads to, and public reports of it, owner/repo#N."""
 
     name: str
     says: str
     output: Callable[[Problem], Tensor]
+    resembles: tuple[str, ...] = ()
 
 
 def diagnose(problem: Problem, found: Tensor, allowed: float, *, suspect: str = "") -> Twin | None:
@@ -208,7 +209,37 @@ def _width(p: Problem) -> int:
     return int(p.q.shape[-1])
 
 
-TWINS = (
+_REPORTS = {
+    "NaN on empty rows": (
+        "pytorch/pytorch#160064",
+        "pytorch/pytorch#41508",
+    ),
+    "mean on empty rows": ("pytorch/pytorch#81077",),
+    "scale missing": ("ml-explore/mlx-examples#1013",),
+    "scale by d_model": ("vllm-project/vllm#48658",),
+    "scale ignored": ("ml-explore/mlx-swift-examples#99",),
+    "heads tiled": ("onnx/onnx#7274",),
+    "causal top-left": ("pytorch/pytorch#108108",),
+    "causal ignored": ("keras-team/keras#23038",),
+    "mask inverted": (
+        "neuro-galaxy/torch_brain#74",
+        "pytorch/pytorch#170415",
+    ),
+    "mask inverted, NaN": (
+        "neuro-galaxy/torch_brain#74",
+        "pytorch/pytorch#170415",
+    ),
+    "mask ignored": ("pytorch/pytorch#92554",),
+    "mask added": ("pytorch/pytorch#147209",),
+    "window ignored": ("unslothai/unsloth#8253",),
+    "window one more": (
+        "huggingface/transformers#26792",
+        "huggingface/transformers#29623",
+    ),
+    "softcap ignored": ("vllm-project/vllm-metal#665",),
+    "sinks ignored": ("vllm-project/vllm-metal#550",),
+}
+_TWINS = (
     Twin("NaN on empty rows", "a row that sees nothing is softmax of -inf only, which is NaN; it gives zeros",
          lambda p: written(p, empty="nan")),
     Twin("mean on empty rows", "a row that sees nothing gives the mean of all values: blocked scores are one finite number "
@@ -286,4 +317,5 @@ TWINS = (
     Twin("heads cut and joined without transpose", "the heads are cut and joined with view alone; the order of the data is "
          "(b, t, h, d): transpose(1, 2) after the cut and before the join", _both_without_transpose),
 )  # fmt: skip
+TWINS = tuple(replace(twin, resembles=_REPORTS.get(twin.name, ())) for twin in _TWINS)
 """In the order in which they are tried."""

@@ -97,7 +97,7 @@ def _differs(subject: Subject, case: OnnxCase) -> Finding | None:
     twin = diagnose(problem, found, absolute + relative * expected.abs().max().item())
     return Finding(
         f"{case.name}, {at}: {row(expected[index])}", f"{case.name}, {at}: {row(found[index])}",
-        twin.name if twin else "onnx", twin.says if twin else "",
+        twin.name if twin else "onnx", twin.says if twin else "", resembles=twin.resembles if twin else (),
     )  # fmt: skip
 
 
