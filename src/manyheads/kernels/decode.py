@@ -20,15 +20,16 @@ import numpy as np
 from manyheads.kernels import lanes
 from manyheads.kernels.micro import mix, pack, row_maximum, scores, scores_packed, softmax_row, widen
 
-__all__ = ["SCRATCH_KEYS", "Kernel", "kernel", "merge"]
+__all__ = ["TILE_KEYS", "Kernel", "kernel", "merge"]
 
 Kernel = Callable[..., None]
 
-# Keys of a tile: few enough that a tile of K and V stays in the first-level cache while several row blocks pass over it.
-SCRATCH_KEYS = 64
+# Keys of a tile: enough that what is done once a row and tile is little beside the products. Where many rows pass over it,
+# few enough that V, widened, stays in the first-level cache.
+TILE_KEYS = 128
+PACKED_TILE_KEYS = 64
 # From so many rows on, turning a tile once costs less than adding lanes for every block of rows.
 PACKED_ROWS = 12
-PACKED_KEYS = 32
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 
 
@@ -39,58 +40,62 @@ def kernel(kind: int, head_dim: int, v_head_dim: int) -> Kernel:
     block_mix, widened_mix = _mix_blocks(kind, v_head_dim), _mix_blocks(lanes.FP32, _padded(kind, v_head_dim))
     widen_tile = _widen_tile(kind, v_head_dim)
     packed_columns, widened_columns = _padded(kind, head_dim), _padded(kind, v_head_dim)
-    logits = _logits()
+    adjust = _adjusted()
     quantised = kind == lanes.INT8
-    tile_keys = SCRATCH_KEYS
 
     @numba.njit(**_OPTIONS)
     def run(
         first, step, tasks, rows, kv_heads, splits, q, k, k_strides, v, v_strides, k_scale, v_scale, low, high,
         bias, bias_strides, slopes, positions, softcap, queries, accumulated, top, total,
     ):  # fmt: skip
-        q_row, a_row = q.shape[3] * 4, accumulated.shape[2] * 4
-        t_row = 4 * (PACKED_KEYS if rows >= PACKED_ROWS else tile_keys)
+        q_row, a_row, t_row = q.shape[3] * 4, accumulated.shape[2] * 4, TILE_KEYS * 4
         many = rows >= PACKED_ROWS
-        keys_at_once = PACKED_KEYS if many else tile_keys
-        tile = np.empty((rows, keys_at_once), np.float32)
-        packed: Any = np.empty((packed_columns if many else 0, 16), np.float32)
-        values: Any = np.empty((PACKED_KEYS if many else 0, widened_columns), np.float32)
+        tile_keys = PACKED_TILE_KEYS if many else TILE_KEYS
+        tile: Any = np.empty((rows, TILE_KEYS), np.float32)
+        packed: Any = np.empty((packed_columns if many else 0, 32), np.float32)
+        values: Any = np.empty((tile_keys if many else 0, widened_columns), np.float32)
+        place, turned_place, v_place = tile.ctypes.data, packed.ctypes.data, values.ctypes.data
+        q_place, a_place = q.ctypes.data, accumulated.ctypes.data
+        extras = quantised or softcap > 0.0 or bias.size > 0 or slopes.size > 0
+        accumulated[first::step] = 0.0
         for task in range(first, tasks, step):
             batch, rest = task // (kv_heads * splits), task % (kv_heads * splits)
             head, split = rest // splits, rest % splits
             start, stop = low[batch].min(), high[batch].max()
-            share = (stop - start + splits - 1) // splits if stop > start else 0
-            share = (share + 15) // 16 * 16
+            inside_from, inside_to = low[batch].max(), high[batch].min()
+            share = (max(0, stop - start) + 16 * splits - 1) // (16 * splits) * 16
             begin = start + split * share
             stop = min(stop, begin + share)
-            a = accumulated[task]
-            a[:] = 0.0
+            q_task = q_place + (batch * kv_heads + head) * rows * q_row
+            a_task = a_place + task * rows * a_row
+            k_task = k + batch * k_strides[0] + head * k_strides[1]
+            v_task = v + batch * v_strides[0] + head * v_strides[1]
             top[task] = -np.inf
             total[task] = 0.0
-            for key in range(begin, stop, keys_at_once):
-                count = min(keys_at_once, stop - key)
-                k_tile = k + batch * k_strides[0] + head * k_strides[1] + key * k_strides[2]
-                v_tile = v + batch * v_strides[0] + head * v_strides[1] + key * v_strides[2]
-                q_task = q[batch, head].ctypes.data
-                place, turned = tile.ctypes.data, 0
+            for key in range(begin, stop, tile_keys):
+                count = min(tile_keys, stop - key)
+                k_tile, v_tile = k_task + key * k_strides[2], v_task + key * v_strides[2]
+                turned = 0
                 if many:
-                    turned = count // 16 * 16
-                    packed_scores(
-                        q_task, q_row, rows, k_tile, k_strides[2], turned // 16, place, t_row, packed.ctypes.data
-                    )
-                    widen_tile(v_tile, v_strides[2], count, values)
+                    turned = count // 32 * 32
+                    packed_scores(q_task, q_row, rows, k_tile, k_strides[2], turned // 32, place, t_row, turned_place)
+                    widen_tile(v_tile, v_strides[2], count, v_place, 4 * widened_columns)
                 block_scores(
                     q_task, q_row, rows, k_tile + turned * k_strides[2], k_strides[2], count - turned,
                     place + 4 * turned, t_row,
                 )  # fmt: skip
-                logits(
-                    tile, rows, count, key, batch, head, low, high, k_scale, v_scale, bias, bias_strides, slopes,
-                    positions, softcap, queries, top[task], total[task], a, quantised,
-                )  # fmt: skip
+                if extras or key < inside_from or key + count > inside_to:
+                    adjust(
+                        tile, rows, count, key, batch, head, low, high, k_scale, bias, bias_strides, slopes, positions,
+                        softcap, queries, quantised,
+                    )  # fmt: skip
+                _weigh(tile, place, rows, count, task, top, total, accumulated)
+                if quantised:
+                    tile[:, :count] *= v_scale[batch, head, key : key + count]
                 if many:
-                    widened_mix(tile, rows, values.ctypes.data, 4 * widened_columns, count, a.ctypes.data, a_row)
+                    widened_mix(place, t_row, rows, v_place, 4 * widened_columns, count, a_task, a_row)
                 else:
-                    block_mix(tile, rows, v_tile, v_strides[2], count, a.ctypes.data, a_row)
+                    block_mix(place, t_row, rows, v_tile, v_strides[2], count, a_task, a_row)
 
     return run
 
@@ -102,27 +107,27 @@ def _padded(kind: int, size: int) -> int:
 
 
 def _packed_scores(kind: int, size: int) -> Kernel:
-    """Scores of many rows over whole sixteens of keys: each is turned once, then passes under blocks of 12 to 1 rows."""
+    """Scores of many rows over 32 keys at a time: they are turned once, then pass under blocks of 8, 4, 2 and single rows."""
     columns = _padded(kind, size)
 
     @numba.njit(**_OPTIONS)
-    def run(q, q_row, rows, k, k_row, sixteens, out, out_row, packed):
-        for group in range(sixteens):
-            pack(kind, size, k + 16 * group * k_row, k_row, packed)
-            place = out + 64 * group
+    def run(q, q_row, rows, k, k_row, pairs, out, out_row, packed):
+        for pair in range(pairs):
+            keys, place = k + 32 * pair * k_row, out + 128 * pair
+            pack(kind, size, keys, k_row, packed, 128)
+            pack(kind, size, keys + 16 * k_row, k_row, packed + 64, 128)
             row = 0
-            while rows - row >= 12:
-                scores_packed(12, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
-                row += 12
-            if rows - row >= 6:
-                scores_packed(6, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
-                row += 6
-            if rows - row >= 3:
-                scores_packed(3, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
-                row += 3
-            while row < rows:
-                scores_packed(1, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
-                row += 1
+            while rows - row >= 8:
+                scores_packed(8, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
+                row += 8
+            if rows - row >= 4:
+                scores_packed(4, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
+                row += 4
+            if rows - row >= 2:
+                scores_packed(2, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
+                row += 2
+            if row < rows:
+                scores_packed(1, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
 
     return run
 
@@ -131,10 +136,9 @@ def _widen_tile(kind: int, size: int) -> Kernel:
     """A tile of V as fp32, widened once for all blocks of rows."""
 
     @numba.njit(**_OPTIONS)
-    def run(v, v_row, count, values):
-        place, row = values.ctypes.data, values.shape[1] * 4
+    def run(v, v_row, count, out, out_row):
         for n in range(count):
-            widen(kind, size, v + n * v_row, np.float32(1.0), place + n * row)
+            widen(kind, size, v + n * v_row, np.float32(1.0), out + n * out_row)
 
     return run
 
@@ -218,8 +222,7 @@ def _mix_blocks(kind: int, size: int) -> Kernel:
     narrow_loads, wide_loads = -(-narrow_rest // per_load), -(-wide_rest // per_load)
 
     @numba.njit(**_OPTIONS)
-    def run(tile, rows, v, v_row, count, out, out_row):
-        p, p_row = tile.ctypes.data, tile.shape[1] * 4
+    def run(p, p_row, rows, v, v_row, count, out, out_row):
         row = 0
         while rows - row >= 4:
             for column in range(0, narrow_full, 64):
@@ -272,53 +275,52 @@ def _biased(
         for n in range(count):
             line[n] += bias[base + (key + n) * bias_strides[3]]
     line[: max(0, min(count, low[batch, query] - key))] = -np.inf
-    line[min(count, max(0, high[batch, query] - key)) :] = -np.inf
+    line[min(count, max(0, high[batch, query] - key)) : count] = -np.inf
 
 
 @numba.njit(**_OPTIONS)
-def _weighed(line, count, row, top, total, a):
-    """e^(s - m) of one row in place, its running maximum and sum; what the row has mixed so far shrinks with them."""
+def _weigh(tile, place, rows, count, task, top, total, accumulated):
+    """e^(s - m) of each row in place, its running maximum and sum; what a row has mixed so far shrinks with them."""
     vectors = (count + 15) // 16
-    place = line.ctypes.data
-    largest = max(top[row], row_maximum(place, vectors))
-    if largest == -np.inf:
-        for n in range(count):
-            if line[n] == line[n]:
-                line[n] = 0.0
-            else:  # nothing but NaN was seen, which the maximum passes over
-                top[row] = 0.0
-                total[row] = np.nan
-        return
-    if largest > top[row]:
-        shrink = np.float32(math.exp(top[row] - largest))
-        total[row] *= shrink
-        a[row] *= shrink
-        top[row] = largest
-    total[row] += softmax_row(place, vectors, np.float32(largest))
+    if count % 16:
+        tile[:, count : 16 * vectors] = -np.inf
+    for row in range(rows):
+        line = place + row * 4 * TILE_KEYS
+        largest, known = row_maximum(line, vectors), top[task, row]
+        if largest > known:
+            shrink = np.float32(math.exp(known - largest))
+            total[task, row] *= shrink
+            accumulated[task, row] *= shrink
+            top[task, row] = known = largest
+        if known == -np.inf:
+            for n in range(count):
+                if tile[row, n] == tile[row, n]:
+                    tile[row, n] = 0.0
+                else:  # nothing but NaN was seen, which the maximum passes over
+                    top[task, row] = 0.0
+                    total[task, row] = np.nan
+            continue
+        total[task, row] += softmax_row(line, vectors, np.float32(known))
 
 
 @cache
-def _logits() -> Kernel:
-    """From scores to weights of a tile, row by row."""
+def _adjusted() -> Kernel:
+    """What acts on scores before the softmax, row by row: an int8 cache's scales, cap, biases, bounds."""
 
     @numba.njit(**_OPTIONS)
     def run(
-        tile, rows, count, key, batch, head, low, high, k_scale, v_scale, bias, bias_strides, slopes, positions,
-        softcap, queries, top, total, a, quantised,
+        tile, rows, count, key, batch, head, low, high, k_scale, bias, bias_strides, slopes, positions, softcap,
+        queries, quantised,
     ):  # fmt: skip
         group = rows // queries
         for row in range(rows):
             line = tile[row]
-            line[count:] = -np.inf
             if quantised:
                 line[:count] *= k_scale[batch, head, key : key + count]
             _biased(
                 line, count, key, batch, head * group + row // queries, row % queries, low, high, bias, bias_strides,
                 slopes, positions, softcap,
             )  # fmt: skip
-            _weighed(line, count, row, top, total, a)
-            if quantised:
-                line[:count] *= v_scale[batch, head, key : key + count]
 
     return run
 

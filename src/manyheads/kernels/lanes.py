@@ -148,13 +148,11 @@ def sum_lanes(builder: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
 
 
 def _add_halves(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, width: int) -> ir.Value:
-    low: list[int] = []
-    high: list[int] = []
+    """[a's low + high half | b's high + low half] of every `width` lanes: one blend in place, one shuffle, one addition."""
     half = width // 2
-    for start in range(0, LANES, width):
-        low += [start + i for i in range(half)] + [LANES + start + i for i in range(half)]
-        high += [start + half + i for i in range(half)] + [LANES + start + half + i for i in range(half)]
-    return builder.fadd(select_lanes(builder, a, b, low), select_lanes(builder, a, b, high))
+    kept = [lane if lane % width < half else LANES + lane for lane in range(LANES)]
+    moved = [lane + half if lane % width < half else LANES + lane - half for lane in range(LANES)]
+    return builder.fadd(select_lanes(builder, a, b, kept), select_lanes(builder, a, b, moved))
 
 
 def transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:

@@ -3,7 +3,7 @@
     scores   H query rows times N keys: H·N <= 16 sums of products, kept in registers over the whole head
     softmax  a row of scores minus its maximum, through exp, and their sum
     mix      H rows of weights times V: H x (a few vectors) accumulators over all keys of a tile
-    pack, scores_packed   for many rows: 16 keys transposed once, then their scores for up to 14 rows, keys in the lanes
+    pack, scores_packed   for many rows: 16 keys transposed once, then their scores for up to 8 rows, keys in the lanes
     widen    a row of any storage kind as fp32, in the order in which it was loaded
 
 Sizes that shape the code (rows, keys, head size, storage kind) are literals: each combination is compiled once.
@@ -190,58 +190,68 @@ def widen(typingctx, kind, size, source, factor, out):
 
 
 @intrinsic
-def pack(typingctx, kind, size, k, k_stride, out):
+def pack(typingctx, kind, size, k, k_stride, out, out_stride):
     """out[d, n] = k[n, d] in fp32 for 16 keys n: d in the order of `load_step`, zeros up to whole steps."""
     if not _literals(kind, size):
         return None
     kind_value, size_value = kind.literal_value, size.literal_value
-    signature = types.void(kind, size, *[_INT] * 3)
+    signature = types.void(kind, size, *[_INT] * 4)
 
     def generate(context, builder, signature, arguments):
-        k, k_stride, out = arguments[2:]
+        k, k_stride, out, out_stride = arguments[2:]
         rows = [builder.add(k, builder.mul(k_stride, lanes.constant(n))) for n in range(lanes.LANES)]
-        place = 0
+        column = 0
         for offset, left in _steps(kind_value, size_value):
-            loaded = [
-                lanes.load_step(builder, builder.add(row, lanes.constant(offset)), kind_value, left) for row in rows
-            ]
+            at = lanes.constant(offset)
+            loaded = [lanes.load_step(builder, builder.add(row, at), kind_value, left) for row in rows]
             for part in range(len(loaded[0])):
-                for column in lanes.transpose(builder, [row[part] for row in loaded]):
-                    lanes.store(builder, column, builder.add(out, lanes.constant(place)))
-                    place += 64
+                for keys in lanes.transpose(builder, [row[part] for row in loaded]):
+                    place = builder.add(out, builder.mul(out_stride, lanes.constant(column)))
+                    lanes.store(builder, keys, place)
+                    column += 1
         return context.get_dummy_value()
 
     return signature, generate
 
 
 @intrinsic
-def scores_packed(typingctx, rows, q, q_stride, packed, columns, out, out_stride):
-    """out[r, 0:16] = q[r] · 16 packed keys, over `columns` elements of the head; q rows in the packed order."""
-    if not _literals(rows):
+def scores_packed(typingctx, rows, groups, q, q_stride, packed, columns, out, out_stride):
+    """out[r, 0:16·groups] = q[r] · packed keys, over `columns` elements of the head; q rows in the packed order."""
+    if not _literals(rows, groups):
         return None
-    r_count = rows.literal_value
-    signature = types.void(rows, *[_INT] * 6)
+    r_count, g_count = rows.literal_value, groups.literal_value
+    # An FMA takes four cycles and two start in each: eight sums must be under way.
+    chains = max(1, 8 // (r_count * g_count))
+    signature = types.void(rows, groups, *[_INT] * 6)
 
     def generate(context, builder, signature, arguments):
-        q, q_stride, packed, columns, out, out_stride = arguments[1:]
+        q, q_stride, packed, columns, out, out_stride = arguments[2:]
         q_rows = [builder.add(q, builder.mul(q_stride, lanes.constant(r))) for r in range(r_count)]
-        totals = [cgutils.alloca_once_value(builder, lanes.splat(0.0)) for _ in range(r_count)]
+        totals = [cgutils.alloca_once_value(builder, lanes.splat(0.0)) for _ in range(r_count * g_count)]
         # Sixteen products at a time: a chain over the whole head would lose two bits more to rounding.
         with cgutils.for_range(builder, builder.udiv(columns, lanes.constant(lanes.LANES))) as loop:
             start = builder.mul(loop.index, lanes.constant(lanes.LANES))
-            sums = [lanes.splat(0.0)] * r_count
+            sums = [[lanes.splat(0.0)] * chains for _ in range(r_count * g_count)]
             for column in range(lanes.LANES):
                 index = builder.add(start, lanes.constant(column))
-                keys = lanes.load(builder, builder.add(packed, builder.mul(index, lanes.constant(64))))
+                line = builder.add(packed, builder.mul(index, lanes.constant(64 * g_count)))
+                keys = [lanes.load(builder, builder.add(line, lanes.constant(64 * g))) for g in range(g_count)]
                 offset = builder.mul(index, lanes.constant(4))
                 for r in range(r_count):
                     query = lanes.broadcast(builder, lanes.load_scalar(builder, builder.add(q_rows[r], offset)))
-                    sums[r] = lanes.fma(builder, query, keys, sums[r])
-            for r in range(r_count):
-                builder.store(builder.fadd(builder.load(totals[r]), sums[r]), totals[r])
+                    for g in range(g_count):
+                        chain = sums[r * g_count + g]
+                        chain[column % chains] = lanes.fma(builder, query, keys[g], chain[column % chains])
+            for total, partials in zip(totals, sums, strict=True):
+                grown = builder.load(total)
+                for partial in partials:
+                    grown = builder.fadd(grown, partial)
+                builder.store(grown, total)
         for r in range(r_count):
             at = builder.add(out, builder.mul(out_stride, lanes.constant(r)))
-            lanes.store(builder, builder.load(totals[r]), at)
+            for g in range(g_count):
+                place = builder.add(at, lanes.constant(64 * g))
+                lanes.store(builder, builder.load(totals[r * g_count + g]), place)
         return context.get_dummy_value()
 
     return signature, generate
