@@ -8,8 +8,6 @@ in fp32 whatever the cache is stored in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.kernels import lanes, pool
 from manyheads.kernels.decode import kernel, merge
+from manyheads.kernels.keys import Keys
 from manyheads.ops.answer import Answer, No, Yes
 
 __all__ = ["LARGEST_HEAD", "MOST_QUERIES", "Keys", "decode", "supports"]
@@ -33,21 +32,6 @@ _KINDS = {
 _LEAST_KEYS_A_TASK = 256
 _NOTHING: np.ndarray = np.empty(0, np.float32)
 _NO_SCALES: np.ndarray = np.empty((0, 0, 0), np.float32)
-
-
-@dataclass(frozen=True, eq=False)
-class Keys:
-    """Which keys each new query sees: low[b, t] <= n < high[b, t], int64 tensors (b, t)."""
-
-    low: Tensor
-    high: Tensor
-
-    @classmethod
-    def causal(cls, batch: int, queries: int, keys: int, *, window: int = 0) -> Keys:
-        """The new queries are the last of `keys` tokens; each sees itself and what came before, at most `window` keys."""
-        high = torch.arange(keys - queries + 1, keys + 1).expand(batch, -1)
-        low = (high - window).clamp_min(0) if window else torch.zeros_like(high)
-        return cls(low.contiguous(), high.contiguous())
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> Answer:

@@ -1,0 +1,25 @@
+"""Which keys each new query of a decode step sees; apart from the kernels, so that it can be said where Numba is absent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Keys"]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """low[b, t] <= n < high[b, t] for query t of sequence b: int64 tensors (b, t)."""
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def causal(cls, batch: int, queries: int, keys: int, *, window: int = 0) -> Keys:
+        """The new queries are the last of `keys` tokens; each sees itself and what came before, at most `window` keys."""
+        high = torch.arange(keys - queries + 1, keys + 1).expand(batch, -1)
+        low = (high - window).clamp_min(0) if window else torch.zeros_like(high)
+        return cls(low.contiguous(), high.contiguous())
