@@ -1,0 +1,15 @@
+"""Attention timed on this machine: against its own memory and arithmetic, and against what else is installed.
+
+    machine      threads, the last-level cache, the memory that may be used
+    shape        what a step reads and multiplies, and the least time that takes
+    rotation     caches over a buffer several times the last-level cache, each call another one
+    probes       read bandwidth and matrix peaks, measured between the calls that are judged by them
+    contestants  the ways to compute a step, ours and others', each with what it supports
+    peers        transformers' eager attention and onnxruntime's GroupQueryAttention
+    judge        every way held against float64 before it is timed
+    contest      all ways in turns, round after round
+    decode, prefill, latent, generation    what is measured
+    tables       the report
+
+Imported only by `manyheads bench` and `bench/decode.py`. No figure is given for a path that disagrees with the reference.
+"""

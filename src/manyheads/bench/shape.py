@@ -1,0 +1,89 @@
+"""One step of attention as numbers: what it reads, what it multiplies, and the least time that takes on a machine.
+
+roofline = max(bytes / read bandwidth, FLOPs / peak of an fp32 matrix product)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from manyheads.errors import ManyheadsError
+
+__all__ = ["DTYPES", "Floor", "Shape", "floor"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`queries` new tokens of one sequence over a cache of `keys` tokens, in which they are the last."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    keys: int
+    dtype: str
+    queries: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ManyheadsError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ManyheadsError(
+                f"{self.heads} query heads cannot share {self.kv_heads} KV heads evenly; valid: a divisor of {self.heads}"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def key_elements(self) -> int:
+        return self.kv_heads * self.keys * self.head_dim
+
+    @property
+    def value_elements(self) -> int:
+        return self.kv_heads * self.keys * self.v_head_dim
+
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values, and in int8 a float a token and head for each."""
+        width = DTYPES[self.dtype].itemsize
+        scales = 2 * self.kv_heads * self.keys * _SCALE_BYTES if self.dtype == "int8" else 0
+        return (self.key_elements + self.value_elements) * width + scales
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs of a causal mask, all heads."""
+        return self.heads * (self.queries * self.keys - self.queries * (self.queries - 1) // 2)
+
+    @property
+    def flops(self) -> int:
+        """Two for each multiply-add of the scores and of the mix."""
+        return 2 * self.pairs * (self.head_dim + self.v_head_dim)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time: `seconds`, and whether "memory" or "compute" sets it."""
+
+    memory_seconds: float
+    compute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory_seconds, self.compute_seconds)
+
+    @property
+    def bound_by(self) -> str:
+        return "memory" if self.memory_seconds >= self.compute_seconds else "compute"
+
+
+def floor(*, moved_bytes: int, flops: int, bandwidth: float, peak: float) -> Floor:
+    """The roofline of a step on a machine that reads `bandwidth` bytes and multiplies `peak` FLOPs a second."""
+    return Floor(moved_bytes / bandwidth, flops / peak)
