@@ -6,13 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.bias import Additive
 from manyheads.ops.predicates import Visible
+from manyheads.ops.request import pairs, request
 
 __all__ = ["BACKENDS", "Core"]
 
+_ONNX_FLOAT = 1  # ONNX's number for float32
 BACKENDS = ("auto", "plain", "tiled", "sdpa")
 
 
@@ -36,6 +39,7 @@ class Core:
         self.want_weights = want_weights
         self.weights: Tensor | None = None
         self._form = _form(backend, capped=softcap is not None or sinks is not None, want_weights=want_weights)
+        self._bias, self._softcap, self._sinks = bias, softcap, sinks
         self._bound: dict[str, Any] = {"bias": bias, "softcap": softcap, "sinks": sinks, "dropout": dropout}
 
     def __call__(
@@ -48,6 +52,13 @@ class Core:
         visible: Visible | Tensor | None,
         offset: int | Tensor | None,
     ) -> Tensor:
+        if (
+            self._softcap is not None
+            and self._sinks is None
+            and not self.want_weights
+            and torch.onnx.is_in_onnx_export()
+        ):
+            return self._onnx(q, k, v, scale=scale, visible=visible, offset=offset)
         if not self.want_weights:
             out = self._form(q, k, v, scale=scale, visible=visible, offset=offset, **self._bound)
             assert isinstance(out, Tensor)
@@ -56,6 +67,35 @@ class Core:
             q, k, v, scale=scale, visible=visible, offset=offset, return_weights=True, **self._bound
         )
         return out
+
+    def _onnx(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        visible: Visible | Tensor | None,
+        offset: int | Tensor | None,
+    ) -> Tensor:
+        """ONNX's own Attention, which knows a softcap and is the only one of torch's operators that does."""
+        asked = request(
+            q, k, v, scale=scale, visible=visible, bias=self._bias, softcap=self._softcap, sinks=None, dropout=0.0,
+            offset=offset,
+        )  # fmt: skip
+        at = pairs(asked, q, rows=slice(0, q.shape[2]), columns=slice(0, k.shape[2]))
+        mask = asked.visible.tile(at)
+        if self._bias is not None:
+            bias = self._bias if isinstance(self._bias, Tensor) else self._bias.tile(at, q.dtype)
+            mask = torch.where(mask, bias.to(q.dtype), -torch.inf)
+        mask = mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
+        # torch's stand-in for the operator takes values to be as wide as keys: zeros change no product
+        width = max(k.shape[3], v.shape[3])
+        wide_q, wide_k, wide_v = (pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
+        out = torch.onnx.ops.attention(
+            wide_q, wide_k, wide_v, mask, scale=scale, softcap=asked.softcap or 0.0, softmax_precision=_ONNX_FLOAT
+        )[0]
+        return out[..., : v.shape[3]]
 
 
 def _form(backend: str, *, capped: bool, want_weights: bool) -> Any:

@@ -99,7 +99,8 @@ def _projected(
 
 def _features(x: Tensor, kv: State, weight: Tensor | None) -> Tensor:
     """phi(x) (b, h, t, f); of unit length under the delta rules, which take back what a key wrote."""
-    mapped = rules.features(x, kv.feature_map, weight)
+    # in order: torch's elu and softplus and their traced doubles disagree on the strides of a strided input's gradient
+    mapped = rules.features(x.contiguous(), kv.feature_map, weight)
     if "delta" not in kv.rule:
         return mapped
     wider = mapped.to(wide(x.dtype))
@@ -111,9 +112,10 @@ def _decay(layer: nn.Module, x: Tensor) -> Tensor | None:
     if layer.spec.kv.decay == "none":
         return None
     compute, weight = wide(x.dtype), layer.decay
-    step = linear(x, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1]).to(compute)
-    decay = -layer.decay_rate.to(compute).exp() * softplus(step + layer.decay_bias.to(compute))
-    return decay.movedim(1, 2)
+    step = linear(x, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1]).movedim(1, 2)
+    step = step.to(compute).contiguous()  # as in `_features`
+    bias, rate = (part.to(compute).unsqueeze(1) for part in (layer.decay_bias, layer.decay_rate))
+    return -rate.exp() * softplus(step + bias)
 
 
 def _beta(layer: nn.Module, x: Tensor) -> Tensor | None:

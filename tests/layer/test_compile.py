@@ -1,0 +1,189 @@
+"""One graph, whole: compiled, exported, and as ONNX's own Attention node."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
+from attention_layers import SPECS, cached, layer, table_for, tokens  # noqa: E402
+from manyheads.layer import Attention  # noqa: E402
+from manyheads.ops import masks  # noqa: E402
+from manyheads.spec import Cross, State  # noqa: E402
+
+DEFAULT = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
+SCHEMES = (
+    "mha_rope",
+    "gqa_partial_rope",
+    "mqa_alibi",
+    "window",
+    "softcap",
+    "sinks",
+    "mla",
+    "linear",
+    "linear_gated_delta",
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        yield
+    torch._dynamo.reset()
+
+
+def steps(made: Attention, kind: str, backend: str) -> int:
+    """A prompt of 6 tokens and 64 compiled steps, the same as uncached; how many graphs it took."""
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(made, fullgraph=True, backend=counter)
+    x = tokens(2, 70, dtype=torch.float32)
+    cache = cached(kind, made.spec, 2, capacity=80, dtype=torch.float32)
+    with torch.no_grad():
+        parts = [made(x[:, :6], cache=cache), *(compiled(x[:, i : i + 1], cache=cache) for i in range(6, 70))]
+        torch.testing.assert_close(torch.cat(parts, 1), made(x), rtol=2e-4, atol=2e-4)
+    assert cache.length == 70
+    return counter.frame_count
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_cache_of_fixed_size_takes_one_graph(name: str) -> None:
+    made = layer(name, dtype=torch.float32)
+    kind = "growing" if isinstance(made.spec.kv, State) else "static"
+    assert steps(made, kind, DEFAULT) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("gqa_partial_rope", DEFAULT), *((name, "aot_eager") for name in SCHEMES)]
+)
+def test_a_cache_that_grows_takes_few(name: str, backend: str) -> None:
+    assert steps(layer(name, dtype=torch.float32), "growing", backend) <= 8
+
+
+@pytest.mark.parametrize("name", ["window", "chunk"])
+def test_a_ring_takes_few(name: str) -> None:
+    assert steps(layer(name, dtype=torch.float32), "rolling", "aot_eager") <= 8
+
+
+def test_eight_bits_take_few() -> None:
+    made = layer("gqa_partial_rope", dtype=torch.float32)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(made, fullgraph=True, backend=counter)
+    x, cache = tokens(2, 70, dtype=torch.float32), cached("int8", made.spec, 2, dtype=torch.float32)
+    plain = cached("int8", made.spec, 2, dtype=torch.float32)
+    with torch.no_grad():
+        for i in range(70):
+            step = x[:, i : i + 1]
+            torch.testing.assert_close(compiled(step, cache=cache), made(step, cache=plain), rtol=2e-3, atol=2e-3)
+    assert counter.frame_count <= 8
+
+
+def test_a_full_static_cache_is_noticed_in_a_graph_too() -> None:
+    made = layer("mha", dtype=torch.float32)
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    cache = cached("static", made.spec, 2, capacity=3, dtype=torch.float32)
+    with torch.no_grad():
+        for i in range(3):
+            compiled(tokens(2, 1, seed=i, dtype=torch.float32), cache=cache)
+        with pytest.raises(RuntimeError, match="a static cache is full"):
+            compiled(tokens(2, 1, dtype=torch.float32), cache=cache)
+
+
+def test_a_left_padded_batch_takes_one_graph() -> None:
+    """Positions and padding come as tensors: 30 steps over a prompt padded by 4, each row as it is alone."""
+    made = layer("gqa_partial_rope", dtype=torch.float32)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(made, fullgraph=True, backend=counter)
+    x, cache = tokens(2, 36, dtype=torch.float32), cached("static", made.spec, 2, dtype=torch.float32)
+    keep = torch.arange(40)[None] >= torch.tensor([[0], [4]])
+    places = (torch.arange(36)[None] - torch.tensor([[0], [4]])).clamp(min=0)
+    with torch.no_grad():
+        parts = [made(x[:, :6], cache=cache, visible=masks.padding(keep), positions=places[:, :6])]
+        for i in range(6, 36):
+            here = slice(i, i + 1)
+            parts.append(compiled(x[:, here], cache=cache, visible=masks.padding(keep), positions=places[:, here]))
+        y = torch.cat(parts, 1)
+        torch.testing.assert_close(y[:1], made(x[:1]), rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(y[1:, 4:], made(x[1:, 4:]), rtol=2e-4, atol=2e-4)
+    assert counter.frame_count == 1
+
+
+class Stack(torch.nn.Module):
+    """Layers one after the other, each with a residual."""
+
+    def __init__(self, layers: list[Attention]) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for made in self.layers:
+            x = x + made(x) / 10
+        return x
+
+
+def test_a_stack_of_every_scheme_is_one_graph_forward_and_backward() -> None:
+    """Case O64: six layers, and not one break."""
+    names = ("mha_rope", "gqa_partial_rope", "mqa_alibi", "mla", "linear", "linear_gated_delta", "sinks", "norm_full")
+    stack, found = Stack([layer(name) for name in names]), []
+    for run in (stack, torch.compile(stack, fullgraph=True, backend="aot_eager")):
+        x = tokens(2, 9).requires_grad_()
+        stack.zero_grad()
+        y = run(x)
+        y.square().mean().backward()
+        found.append([y, x.grad, *(parameter.grad.clone() for parameter in stack.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_scheme_is_exported(name: str) -> None:
+    """torch.export with a free batch size, and for softmax attention a free length: right at sizes it was not traced at."""
+    made = layer(name, dtype=torch.float32)
+    cross, state = isinstance(made.spec.source, Cross), isinstance(made.spec.kv, State)
+
+    def inputs(batch: int, count: int) -> tuple[torch.Tensor, ...]:
+        memory = (tokens(batch, count + 2, made.spec.source.d_memory, dtype=torch.float32),) if cross else ()
+        return tokens(batch, count, dtype=torch.float32), *memory
+
+    auto = torch.export.Dim.AUTO
+    free = {0: auto} if state else {0: auto, 1: auto}
+    shapes = {"x": free} | ({"memory": {0: auto, 1: auto}} if cross else {})
+    more = table_for(made.spec, torch.float32)
+    program = torch.export.export(
+        made, inputs(3, 9), more, dynamic_shapes=shapes | ({"table": None} if more else {}), strict=False
+    )
+    for batch, count in ((3, 9), (5, 9 if state else 14)):
+        torch.testing.assert_close(program.module()(*inputs(batch, count), **more), made(*inputs(batch, count), **more),
+                                   rtol=1e-4, atol=1e-4)  # fmt: skip
+
+
+ONNX = ("mha_rope", "gqa_interleaved", "window", "bidirectional", "norm_full_after", "mqa_alibi", "softcap")
+
+
+@pytest.mark.parametrize("name", ONNX)
+def test_onnx_has_one_attention_node(name: str) -> None:
+    """And no softmax of its own: onnxruntime computes the same, at the length it was exported with and at another."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    made = layer(name, dtype=torch.float32)
+    x = tokens(2, 9, dtype=torch.float32)
+    program = torch.onnx.export(
+        made, (x,), dynamo=True, opset_version=23, verbose=False, dynamic_shapes=({0: "batch", 1: "tokens"},)
+    )
+    kinds_of_node = [node.op_type for node in program.model_proto.graph.node]
+    assert kinds_of_node.count("Attention") == 1
+    assert "Softmax" not in kinds_of_node
+    assert not program.model_proto.functions
+    onnx.checker.check_model(program.model_proto)
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for count in (9, 14):
+        x = tokens(3, count, dtype=torch.float32)
+        (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(y), made(x), rtol=1e-5, atol=1e-5)
