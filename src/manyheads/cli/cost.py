@@ -28,9 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weight-dtype", metavar="TYPE", default="", help="format of the weights (default: the file's)"
     )
-    parser.add_argument(
-        "--kv-dtype", metavar="TYPE", default=DEFAULT_DTYPE, help="format of the cache (default bf16)"
-    )
+    parser.add_argument("--kv-dtype", metavar="TYPE", default=DEFAULT_DTYPE, help="format of the cache (default bf16)")
     parser.add_argument("--hardware", metavar="NAME", default="", help="time the steps on h100, m2, ...; this-machine")
     parser.add_argument("--memory", metavar="SIZE", default="", help="does it fit in 80GB, 24GiB? exit 1 where not")
     parser.add_argument("--tensor-parallel", metavar="N", default="1", help="also the bytes of one rank of N")
