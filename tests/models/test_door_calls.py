@@ -308,7 +308,7 @@ def test_a_form_that_does_not_support_a_call_leaves_it_to_the_one_outside() -> N
 def test_an_unknown_implementation_or_a_wrong_shape_is_refused() -> None:
     model, batch = build("llama"), inputs("llama")
     with (
-        pytest.raises(BackendError, match="'flash' is not one of auto, plain, tiled, sdpa"),
+        pytest.raises(BackendError, match="'flash' is not one of auto, kernel, plain, tiled, sdpa"),
         opened(model, implementation="flash"),
     ):
         pass

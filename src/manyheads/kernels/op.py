@@ -37,7 +37,7 @@ def _operator(
 
 
 @_operator.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:  # noqa: ARG001 - the schema names them
     return q.new_empty((*q.shape[:3], v.shape[3]))
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from manyheads.errors import BackendError
 from manyheads.models.door_attentions import Attentions, find_attentions, hold, release
 from manyheads.models.door_call import Call, read_call
-from manyheads.models.door_forms import FORMS, Form, chosen, form
+from manyheads.models.door_forms import FORMS, Form, Taken, chosen, form, taken
 from manyheads.models.door_mask import make_mask
 
 __all__ = ["NAME", "Call", "Door", "Form", "Gate", "Observer", "opened", "register_once", "unregister"]
@@ -40,7 +40,8 @@ Gate = Callable[[Call, Tensor], Tensor]
 class Door:
     """An open model: which modules pass, and how often each was called (recomputations not counted).
 
-    `calls` is by the module's name in the model; `outside` names attention modules that do not pass.
+    `calls` is by the module's name in the model, as is `taken`: how each was computed the last time, and why not by a
+    quicker form; `outside` names attention modules that do not pass.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Door:
         self.gates = tuple(gates)
         self.attentions: Attentions = find_attentions(model)
         self.calls = dict.fromkeys(self.attentions.paths.values(), 0)
+        self.taken: dict[str, Taken] = {}
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -71,6 +73,8 @@ class Door:
 _stack: ContextVar[tuple[Door, ...]] = ContextVar("manyheads_doors", default=())
 _open: list[Door] = []
 _lock = threading.Lock()
+# What `enable` wants to be done with a module when it calls.
+before_call: list[Callable[[nn.Module], None]] = []
 
 
 @contextmanager
@@ -84,7 +88,7 @@ def opened(
 ) -> Iterator[Door]:
     """Send the attention of `model`, a model of transformers, through `implementation`, `gates` and `observers`.
 
-    implementation  "auto", "plain", "tiled", "sdpa", or a function of a `Call` that returns (b, h, t, v); if it has a
+    implementation  "auto", "kernel", "plain", "tiled", "sdpa", or a function of a `Call` that returns (b, h, t, v); if it has a
                     method `supports(call)` that answers no, the one outside it is asked. None: whatever is active, and
                     "auto" where nothing is
     observers       called with (call, outputs) after the gates; not during the recomputation of gradient checkpointing
@@ -137,6 +141,7 @@ def attend(
 
     Works without a door too, for models loaded with attn_implementation="manyheads".
     """
+    _before_call(module)
     if not _open:  # nothing to look up, which torch.compile could not trace
         call = read_call(module, query, key, value, attention_mask, keywords)
         return _answer(call, FORMS["auto"](call))
@@ -147,7 +152,9 @@ def attend(
         module, query, key, value, attention_mask, keywords, recomputed=again,
         path=inner.paths[id(module)] if inner else "", layer=inner.layers[id(module)] if inner else -1,
     )  # fmt: skip
-    out = chosen([door.implementation for door in doors if door.implementation is not None], call)(call)
+    implementation = chosen([door.implementation for door in doors if door.implementation is not None], call)
+    how = taken(implementation, call)
+    out = FORMS.get(how.name, implementation)(call) if implementation is FORMS["auto"] else implementation(call)
     _check_shape(out, call)
     for door in reversed(doors):
         seen = replace(call, path=door.attentions.paths[id(module)])
@@ -156,9 +163,16 @@ def attend(
             _check_shape(out, seen)
         if not again:
             door.calls[seen.path] += 1
+            door.taken[seen.path] = how
             for observer in door.observers:
                 observer(seen, out)
     return _answer(call, out)
+
+
+def _before_call(module: nn.Module) -> None:
+    if before_call and not torch.compiler.is_compiling():
+        for each in before_call:
+            each(module)
 
 
 def _doors(module: nn.Module, *, again: bool) -> list[Door]:

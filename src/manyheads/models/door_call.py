@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError
+from manyheads.models.handed import widened
 from manyheads.ops import masks, softmax
 from manyheads.ops.predicates import Visible
 
@@ -77,7 +78,7 @@ class Call:
     def weights(self) -> Tensor:
         """The probabilities (b, h, t, s) of this call before dropout, worked out on demand; rows that see nothing are 0."""
         options = {name: value for name, value in self.options.items() if name != "dropout"}
-        return softmax.scores(self.q, self.k, stage="probabilities", **options)
+        return softmax.scores(self.q, widened(self.k), stage="probabilities", **options)
 
 
 def read_call(

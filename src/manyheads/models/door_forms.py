@@ -1,16 +1,20 @@
-"""What computes attention behind the door: the operators of `manyheads.ops` by name, or anyone's function."""
+"""What computes attention behind the door: the decode kernel, the operators of `manyheads.ops` by name, anyone's function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from manyheads.errors import BackendError
+from manyheads.models.decode_form import KERNEL
 from manyheads.models.door_call import Call
+from manyheads.models.handed import widened
 from manyheads.ops import sdpa, softmax, tiled
+from manyheads.ops.answer import Yes
 
-__all__ = ["FORMS", "Form", "chosen", "form"]
+__all__ = ["FORMS", "Form", "Taken", "chosen", "form", "pick", "taken"]
 
 # A form takes a call and returns (b, h, t, v). It may have a method `supports(call)`, falsy where it cannot do the call.
 Form = Callable[[Call], Tensor]
@@ -18,27 +22,46 @@ Form = Callable[[Call], Tensor]
 _LARGEST_PLAIN_ELEMENTS = 2**22  # logits of all sequences and heads: 16 MiB of float32
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Which form computes a call, and why not a quicker one: "" where there is none."""
+
+    name: str
+    reason: str
+
+
 def _plain(call: Call) -> Tensor:
-    return softmax.attention(call.q, call.k, call.v, **call.options)  # type: ignore[return-value]
+    return softmax.attention(call.q, widened(call.k), widened(call.v), **call.options)  # type: ignore[return-value]
 
 
 def _tiled(call: Call) -> Tensor:
-    return tiled.attention(call.q, call.k, call.v, **call.options)  # type: ignore[return-value]
+    return tiled.attention(call.q, widened(call.k), widened(call.v), **call.options)  # type: ignore[return-value]
 
 
 def _sdpa(call: Call) -> Tensor:
-    return sdpa.attention(call.q, call.k, call.v, **call.options)
+    return sdpa.attention(call.q, widened(call.k), widened(call.v), **call.options)
+
+
+def pick(call: Call) -> Taken:
+    """What "auto" takes: the decode kernel where it is the quickest, else torch's function where it computes this, else
+    written out while that is small, else in tiles.
+    """
+    kernel = KERNEL.pays(call)
+    if isinstance(kernel, Yes):
+        return Taken("kernel", "")
+    other = sdpa.supports(call.q, call.k, call.v, **call.options)
+    if isinstance(other, Yes):
+        return Taken("sdpa", kernel.reason)
+    b, h, t, _ = call.q.shape
+    name = "plain" if b * h * t * call.k.shape[2] <= _LARGEST_PLAIN_ELEMENTS else "tiled"
+    return Taken(name, f"{kernel.reason}; {other.reason}")
 
 
 def _auto(call: Call) -> Tensor:
-    """torch's function where it computes this, else written out while that is small, else in tiles."""
-    if sdpa.supports(call.q, call.k, call.v, **call.options):
-        return _sdpa(call)
-    b, h, t, _ = call.q.shape
-    return _plain(call) if b * h * t * call.k.shape[2] <= _LARGEST_PLAIN_ELEMENTS else _tiled(call)
+    return FORMS[pick(call).name](call)
 
 
-FORMS: dict[str, Form] = {"auto": _auto, "plain": _plain, "tiled": _tiled, "sdpa": _sdpa}
+FORMS: dict[str, Form] = {"auto": _auto, "kernel": KERNEL, "plain": _plain, "tiled": _tiled, "sdpa": _sdpa}
 
 
 def form(implementation: str | Form | None) -> Form | None:
@@ -58,3 +81,11 @@ def chosen(forms: Sequence[Form], call: Call) -> Form:
         if supports is None or supports(call):
             return each
     return _auto
+
+
+def taken(form: Form, call: Call) -> Taken:
+    """What `form` comes to for this call: a name of `FORMS`, or that of the function, and why it is not a quicker one."""
+    if form is _auto:
+        return pick(call)
+    names = [name for name, each in FORMS.items() if each is form]
+    return Taken(names[0] if names else getattr(form, "__name__", type(form).__name__), "it was asked for")

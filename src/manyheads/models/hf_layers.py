@@ -1,0 +1,311 @@
+"""Layers for transformers' caches that append in place, in any of several formats. Imports transformers.
+
+    full        every token
+    windowed    the last W - 1 before the new ones, as transformers' own layer keeps them
+    hybrid      either, beside the state of a linear layer
+
+What `update` returns are views of the buffers where the format is the model's own, and `manyheads.models.handed.Packed` where it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+
+from manyheads.errors import BackendError
+from manyheads.layer.caches.quantised import quantised
+from manyheads.models.handed import Packed, widened
+from manyheads.models.token_rows import TokenRows
+
+__all__ = ["LAYERS", "FullLayer", "HybridLayer", "HybridWindowLayer", "WindowLayer"]
+
+
+class FullLayer(CacheLayerMixin):
+    """Every token, in place. `stored`: what keys and values are kept in; None for what they come in."""
+
+    is_sliding = False
+    is_croppable = True
+    is_compileable = False
+
+    def __init__(self, *, stored: torch.dtype | None = None, **_: Any) -> None:
+        self.stored = stored
+        self._keep: int | None = None
+        self._key_rows, self._value_rows = TokenRows(), TokenRows()
+        self._key_width: int | None = None  # of keys and values that lie side by side in one row
+        self._dtypes: tuple[torch.dtype, torch.dtype] | None = None
+        self.is_initialized = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Learn from the first tokens what is to be kept."""
+        self._key_rows = TokenRows(self._keep)
+        # One head with keys and values of different widths is a latent and its rotary key: side by side, so that the
+        # kernel reads them as one row.
+        joint = key_states.shape[1] == 1 and key_states.shape[3] != value_states.shape[3] and self.stored != torch.int8
+        self._key_width = key_states.shape[3] if joint else None
+        self._value_rows = self._key_rows if joint else TokenRows(self._keep)
+        self._dtypes = (key_states.dtype, value_states.dtype)
+        self.device = key_states.device
+        self.is_initialized = True
+        self._write(key_states[:, :, :0], value_states[:, :, :0])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Take in new tokens; returns all there is to attend to."""
+        self._append(key_states, value_states)
+        return self._read()
+
+    def _append(self, keys: Tensor, values: Tensor) -> None:
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        self._write(widened(keys), widened(values))
+
+    def _write(self, keys: Tensor, values: Tensor) -> None:
+        if self._key_width is not None:
+            self._key_rows.append(self._encoded(torch.cat((keys, values), 3)))
+            return
+        self._key_rows.append(self._encoded(keys))
+        self._value_rows.append(self._encoded(values))
+
+    def _encoded(self, x: Tensor) -> list[Tensor]:
+        if self.stored == torch.int8:
+            numbers, scales = quantised(x.detach())
+            return [numbers, scales[..., 0].float()]
+        return [x if self.stored is None else x.to(self.stored)]
+
+    def _read(self, last: int | None = None) -> tuple[Tensor, Tensor]:
+        if self._key_width is None:
+            return self._outward(self._key_rows.view(last), 0), self._outward(self._value_rows.view(last), 1)
+        (rows,) = self._key_rows.view(last)
+        width = self._key_width
+        return self._outward((rows[..., :width],), 0), self._outward((rows[..., width:],), 1)
+
+    def _outward(self, tensors: tuple[Tensor, ...], which: int) -> Tensor:
+        assert self._dtypes is not None
+        if len(tensors) == 1 and tensors[0].dtype == self._dtypes[which]:
+            return tensors[0]
+        return Packed(tensors[0], tensors[1] if len(tensors) > 1 else None, self._dtypes[which])
+
+    @property
+    def keys(self) -> Tensor | None:
+        """(b, k, s, q), or None before the first token."""
+        return self._read()[0] if self.is_initialized else None
+
+    @keys.setter
+    def keys(self, keys: Tensor | None) -> None:
+        self._set(keys, None)
+
+    @property
+    def values(self) -> Tensor | None:
+        """(b, k, s, v), or None before the first token."""
+        return self._read()[1] if self.is_initialized else None
+
+    @values.setter
+    def values(self, values: Tensor | None) -> None:
+        self._set(None, values)
+
+    def _set(self, keys: Tensor | None, values: Tensor | None) -> None:
+        """One of the two is replaced from outside; the other stays."""
+        given = keys if keys is not None else values
+        if given is None:
+            return
+        if not self.is_initialized:
+            raise BackendError("keys and values are set one by one, and this layer holds none yet: use update")
+        if self._key_width is not None:
+            (rows,) = self._key_rows.view()
+            self._key_rows, self._value_rows = TokenRows(self._keep), TokenRows(self._keep)
+            self._key_rows.replace([rows[..., : self._key_width]])
+            self._value_rows.replace([rows[..., self._key_width :]])
+            self._key_width = None
+        rows_of = self._key_rows if keys is not None else self._value_rows
+        rows_of.replace(self._encoded(widened(given)))
+
+    def get_seq_length(self) -> int:
+        """Tokens seen."""
+        return self._key_rows.tokens if self.is_initialized else 0
+
+    def get_max_length(self) -> int:
+        """-1: there is no limit."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(keys that the next `query_length` queries are given, position of the first)."""
+        return self.get_seq_length() + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last -tokens_to_remove tokens."""
+        if tokens_to_remove > 0:
+            raise BackendError(f"crop takes 0 or less, as many tokens are taken back; found {tokens_to_remove}")
+        if tokens_to_remove and self.is_initialized:
+            self._each(lambda rows: rows.drop_last(-tokens_to_remove))
+
+    def reset(self) -> None:
+        """Empty, as if new."""
+        self._key_rows, self._value_rows = TokenRows(self._keep), TokenRows(self._keep)
+        self.is_initialized = False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Sequence i becomes sequence beam_idx[i]."""
+        self._each(lambda rows: rows.select(beam_idx))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sequence `repeats` times, side by side."""
+        if self.is_initialized:
+            batch = self._key_rows.view()[0].shape[0]
+            self._each(lambda rows: rows.select(torch.arange(batch).repeat_interleave(repeats)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Only these sequences, by number or as booleans."""
+        self._each(lambda rows: rows.select(torch.as_tensor(indices)))
+
+    def offload(self) -> None:
+        """To the CPU, where it may be already."""
+        if self.is_initialized and self.device.type != "cpu":
+            self._to(torch.device("cpu"))
+
+    def prefetch(self) -> None:
+        """Back to where it was."""
+        if self.is_initialized and self.device.type != "cpu":
+            self._to(self.device)
+
+    def _to(self, device: torch.device) -> None:
+        self._each(lambda rows: rows.replace([x.to(device, non_blocking=True) for x in rows.view()]))
+
+    def _each(self, do: Any) -> None:
+        do(self._key_rows)
+        if self._value_rows is not self._key_rows:
+            do(self._value_rows)
+
+
+class WindowLayer(FullLayer):
+    """The last W - 1 tokens, and with them the new ones while they are read; `sliding_window` is W."""
+
+    is_sliding = True
+
+    def __init__(self, sliding_window: int, *, stored: torch.dtype | None = None, **_: Any) -> None:
+        super().__init__(stored=stored)
+        self.sliding_window = int(sliding_window)
+        self._sliding_window_tensor = torch.tensor(self.sliding_window)  # what DynamicCache's iterator gives away
+        self._keep = self.sliding_window - 1
+        self.cumulative_length = 0
+        self.record_past = False
+
+    def activate_past_recording(self) -> None:
+        """From now on keep everything until `crop` says what stays."""
+        self.record_past = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Take in new tokens; returns them behind the W - 1 before them."""
+        self._append(key_states, value_states)
+        count = key_states.shape[2]
+        self.cumulative_length += count
+        read = self._read(self.sliding_window - 1 + count)
+        if not self.record_past:
+            self._each(TokenRows.trim)
+        return read
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, whether or not they are still held."""
+        return self.cumulative_length
+
+    def get_max_length(self) -> int:
+        """W."""
+        return self.sliding_window
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(keys that the next `query_length` queries are given, position of the first)."""
+        past = min(self.cumulative_length, self.sliding_window - 1)
+        return past + query_length, self.cumulative_length - past
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last -tokens_to_remove tokens, then forget what is out of sight."""
+        if tokens_to_remove > 0:
+            raise BackendError(f"crop takes 0 or less, as many tokens are taken back; found {tokens_to_remove}")
+        if not self.is_initialized:
+            return
+        held, seen = self._key_rows.tokens, self.cumulative_length
+        needed = min(seen + tokens_to_remove, self.sliding_window - 1)
+        if held + tokens_to_remove < needed:
+            raise BackendError(
+                f"a window of {self.sliding_window} holds the last {held} of {seen} tokens: without the last "
+                f"{-tokens_to_remove} the next query would see {needed}; call activate_past_recording before they come"
+            )
+        self._each(lambda rows: rows.drop_last(-tokens_to_remove))
+        self._each(TokenRows.trim)
+        self.cumulative_length += tokens_to_remove
+
+    def reset(self) -> None:
+        """Empty, as if new."""
+        super().reset()
+        self.cumulative_length = 0
+
+
+class _Hybrid(LinearAttentionLayer):
+    """The state of a linear layer beside keys and values; the second base says which of them are kept."""
+
+    _attention: type[FullLayer] = FullLayer
+
+    def lazy_initialization(self, *states: Tensor, **linear: Any) -> None:
+        """As transformers' own hybrid layers: keys and values come by place, states by name."""
+        if states:
+            self._attention.lazy_initialization(self, *states)  # type: ignore[arg-type]
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **linear)
+
+    def _both(self, name: str, *arguments: Any) -> None:
+        for base in (LinearAttentionLayer, self._attention):
+            getattr(base, name)(self, *arguments)
+
+    def reset(self) -> None:
+        """Both empty."""
+        self._both("reset")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Both reordered."""
+        self._both("reorder_cache", beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Both taken back."""
+        self._both("crop", tokens_to_remove)
+
+    def offload(self) -> None:
+        """Both to the CPU."""
+        self._both("offload")
+
+    def prefetch(self) -> None:
+        """Both back."""
+        self._both("prefetch")
+
+
+class HybridLayer(_Hybrid, FullLayer):
+    """A linear layer's state and every token of an attention beside it."""
+
+    is_compileable = False
+
+    def __init__(self, number_of_states: int = 1, *, stored: torch.dtype | None = None, **_: Any) -> None:
+        FullLayer.__init__(self, stored=stored)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+
+class HybridWindowLayer(_Hybrid, WindowLayer):
+    """A linear layer's state and a window."""
+
+    is_compileable = False
+    _attention = WindowLayer
+
+    def __init__(
+        self, sliding_window: int, number_of_states: int = 1, *, stored: torch.dtype | None = None, **_: Any
+    ) -> None:
+        WindowLayer.__init__(self, sliding_window, stored=stored)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+
+LAYERS: dict[str, type] = {
+    "full_attention": FullLayer,
+    "sliding_attention": WindowLayer,
+    "chunked_attention": WindowLayer,
+    "hybrid": HybridLayer,
+    "hybrid_sliding": HybridWindowLayer,
+}
+"""Ours by transformers' names for kinds of layers; the others (linear states, indexed keys) stay transformers' own."""
