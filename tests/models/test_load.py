@@ -154,7 +154,7 @@ def test_a_model_of_the_hub_comes_without_pickles_or_code(tiny, hub) -> None:
 def test_a_model_of_the_hub_that_is_only_a_pickle_is_refused(tiny, hub, tmp_path) -> None:
     hub.folder = changed(tiny("llama"), tmp_path / "snapshot")
     (hub.folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="no .safetensors on the hub, and other weights"):
+    with pytest.raises(CheckpointError, match=r"no \.safetensors on the hub, and other weights"):
         load_model(Located("hub", "org/name"), open_model(str(tiny("llama"))).stack)
 
 
