@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
     from manyheads.report.value import Report
 
-__all__ = ["GENERATOR", "Fact", "render_html"]
+__all__ = ["GENERATOR", "Fact", "generator", "render_html"]
 
-GENERATOR = '<meta name="generator" content="manyheads xray">'
-"""What tells a page of ours from anybody else's; it stands within the first 500 characters."""
+
+def generator(verb: str) -> str:
+    """What tells a page of ours from anybody else's; it stands within the first 500 characters."""
+    return f'<meta name="generator" content="manyheads {verb}">'
+
+
+GENERATOR = generator("xray")
 
 _LONG_NOTES = 280
 
@@ -36,7 +41,8 @@ class Fact:
 
 
 def render_html(
-    report: Report, *, verdict: Fact | None = None, facts: Sequence[Fact] = (), plots: Sequence[Plot] = (), made: str = ""
+    report: Report, *, verdict: Fact | None = None, facts: Sequence[Fact] = (), plots: Sequence[Plot] = (), made: str = "",
+    verb: str = "xray", brand: str = "x-ray",
 ) -> str:  # fmt: skip
     """`report` as the text of an HTML page.
 
@@ -51,7 +57,8 @@ def render_html(
             drawings.setdefault(plot.after, []).append(drawn)
     page: str = _template().render(
         report=report,
-        generator=GENERATOR,
+        generator=generator(verb),
+        brand=brand,
         verdict=verdict,
         facts=facts,
         drawings=drawings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from manyheads.report import units
 
@@ -21,12 +22,12 @@ class Series:
 
     name: str
     short: str
-    values: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Bytes against tokens, both logarithmic. `after`: the question of the table that it follows on the page."""
+    """Bytes or seconds against tokens, both logarithmic. `after`: the question of the table that it follows on the page."""
 
     title: str
     description: str
@@ -35,6 +36,7 @@ class Plot:
     x: tuple[int, ...]
     series: tuple[Series, ...]
     after: str = ""
+    unit: Literal["bytes", "seconds"] = "bytes"
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,13 @@ def draw(plot: Plot) -> Drawing | None:
     series = [each for each in plot.series if len(each.values) == len(plot.x) and all(v > 0 for v in each.values)]
     if len(plot.x) < 2 or not series:
         return None
-    groups: dict[tuple[int, ...], list[Series]] = {}
+    groups: dict[tuple[float, ...], list[Series]] = {}
     for each in series:
         groups.setdefault(each.values, []).append(each)
     least, most = min(min(values) for values in groups), max(max(values) for values in groups)
-    low, high = math.floor(math.log2(least)), max(math.ceil(math.log2(most)), math.floor(math.log2(least)) + 1)
+    scale, shown = (_byte_ticks, _gib) if plot.unit == "bytes" else (_second_ticks, units.duration)
+    marks = scale(least, most)
+    low, high = math.log2(marks[0][0]), math.log2(marks[-1][0])
     first, last = math.log2(plot.x[0]), math.log2(plot.x[-1])
     right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
 
@@ -106,7 +110,7 @@ def draw(plot: Plot) -> Drawing | None:
     lines = tuple(
         Line(
             " ".join(f"{across(x)},{down(y)}" for x, y in zip(plot.x, values, strict=True)),
-            tuple(each.name for each in members), units.gib(values[-1]), across(plot.x[-1]), down(values[-1]),
+            tuple(each.name for each in members), shown(values[-1]), across(plot.x[-1]), down(values[-1]),
         )
         for values, members in groups.items()
     )  # fmt: skip
@@ -114,9 +118,40 @@ def draw(plot: Plot) -> Drawing | None:
         Tick(across(1 << power), _tokens(1 << power), bool(i % 2))
         for i, power in enumerate(_powers(math.ceil(first), math.floor(last)))
     )
-    y_ticks = tuple(Tick(down(1 << power), _bytes(power)) for power in _powers(low, high))
+    y_ticks = tuple(Tick(down(at), text) for at, text in marks if text)
     labels = _labels(lines, list(groups.values()))
     return Drawing(plot, WIDTH, HEIGHT, _LEFT, right, _TOP, bottom, x_ticks, y_ticks, lines, labels)
+
+
+def _byte_ticks(least: float, most: float) -> list[tuple[float, str]]:
+    """From the power of two below to the one above, with a text for each that is marked and "" at an end that is not."""
+    low = math.floor(math.log2(least))
+    high = max(math.ceil(math.log2(most)), low + 1)
+    marked = [(2.0**power, _bytes(power)) for power in _powers(low, high)]
+    return marked if marked[-1][0] == 2.0**high else [*marked, (2.0**high, "")]
+
+
+def _second_ticks(least: float, most: float) -> list[tuple[float, str]]:
+    """1, 2 and 5 in each power of ten, from the one below to the one above; where those are many, the powers of ten."""
+    first, last = math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1
+    every = [digit * 10.0**power for power in range(first, last) for digit in (1, 2, 5)]
+    below = [at for at in every if at <= least * (1 + 1e-9)][-1]
+    inside = [at for at in every if at >= below]
+    above = next(at for at in inside if at >= most and at > below)
+    kept = [at for at in inside if at <= above]
+    few = len(kept) <= _MOST_TICKS
+    named = [at for at in kept if few or round(math.log10(at), 6).is_integer()]
+    return [(at, _plain_duration(at) if at in named else "") for at in kept]
+
+
+def _plain_duration(seconds: float) -> str:
+    """A tick: 1 ms, not 1.00 ms."""
+    number, unit = units.duration(seconds).split(" ", 1)
+    return f"{float(number):g} {unit}"
+
+
+def _gib(value: float) -> str:
+    return units.gib(int(value))
 
 
 def _powers(low: int, high: int) -> range:
