@@ -27,6 +27,7 @@ VERBS = {
     "xray": "a real model run on real text, and the predicted price checked against what it holds",
     "models": "the census of known models: list, filter, sort",
     "check": "our suites turned on your own attention function",
+    "bench": "attention timed on this machine, against its memory and against what else is installed",
     "facts": "every cited number, its verdict, source and arithmetic",
 }
 """Each verb and what it does, in the order of the help; the verb's module is `manyheads.cli.VERB`."""

@@ -16,17 +16,17 @@ _BYTES = {
 }  # fmt: skip
 
 
-def contexts(text: str) -> list[int]:
+def contexts(text: str, *, option: str = "--context") -> list[int]:
     """Contexts from "8k,32k,128000": `k` is 1,024 tokens and `m` 1,048,576, so 128k = 131,072; a bare number is itself."""
-    return [_context(part.strip(), text) for part in text.split(",")]
+    return [_context(part.strip(), f"{option} {text!r}") for part in text.split(",")]
 
 
-def _context(part: str, whole: str) -> int:
+def _context(part: str, asked: str) -> int:
     match = re.fullmatch(r"([0-9][0-9_]{0,15})(k|m|)", part.lower())
     tokens = int(match[1].replace("_", "")) * _POWERS_OF_TWO[match[2]] if match else 0
     if not tokens:
         raise ManyheadsError(
-            f"--context {whole!r}: {part!r} is not a number of tokens; valid: 128000, 128k (131,072), 1m (1,048,576), "
+            f"{asked}: {part!r} is not a number of tokens; valid: 128000, 128k (131,072), 1m (1,048,576), "
             "several joined with commas"
         )
     return tokens
@@ -38,7 +38,7 @@ def memory(text: str) -> int:
     if match is None or match[3] not in _BYTES:
         raise ManyheadsError(f"--memory {text!r} is not a size; valid: 80GB (10^9 bytes), 80GiB (2^30 bytes), 500MiB")
     fraction = match[2] or ""
-    size = int(match[1] + fraction) * _BYTES[match[3]] // 10 ** len(fraction)
+    size: int = int(match[1] + fraction) * _BYTES[match[3]] // 10 ** len(fraction)
     if not size:
         raise ManyheadsError(f"--memory {text!r} is nothing; valid: 80GB (10^9 bytes), 80GiB (2^30 bytes), 500MiB")
     return size
