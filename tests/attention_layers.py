@@ -83,6 +83,12 @@ SPECS: dict[str, AttentionSpec] = {
     "mla": AttentionSpec.mla(20, 4, **_MLA),
     "mla_query_latent": AttentionSpec.mla(20, 4, **_MLA, q_rank=7, bias="qkvo"),
     "mla_no_rope": AttentionSpec.mla(20, 3, rank=9, nope_dim=6, rope_dim=0, v_head_dim=4, mask=Window(4)),
+    "cross_rope": _gqa(source=Cross(13), mask=Bidirectional(), positions=Rope(4)),
+    "cross_alibi": _gqa(source=Cross(13), mask=Bidirectional(), positions=Alibi()),
+    "mla_cross": AttentionSpec(
+        d_model=20, num_heads=4, kv=Latent(12, 6, 4, 5, 7), positions=Rope(4, layout="interleaved"), mask=Bidirectional(),
+        source=Cross(13), scale=0.3,
+    ),
     "linear": AttentionSpec.linear(20, 2),
     "linear_both_ways": AttentionSpec.linear(20, 2, mask=Bidirectional()),
     "linear_rope_relu": _state(feature_map="relu", normalised=True, positions=Rope(4)),
@@ -169,12 +175,19 @@ def _softmax(made: Attention, x: Tensor, memory: Tensor | None, table: Tensor | 
 
 
 def _bias(spec: AttentionSpec, table: Tensor | None, head: int, i: int, j: int) -> float:
-    if isinstance(spec.positions, Alibi):  # of 6 heads: 2^-2 .. 2^-8, then 2^-1, 2^-3
-        return -[0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125][head] * abs(i - j)
+    if isinstance(spec.positions, Alibi):
+        return -_slopes(spec.num_heads)[head] * abs(i - j)
     if isinstance(spec.positions, RelativeBuckets):
         assert table is not None
         return float(table[_bucket(spec.positions, j - i), head])
     return 0.0
+
+
+def _slopes(n: int) -> list[float]:
+    """ALiBi's, as its paper has them: a geometric row for powers of two; else the row below, and every other one above."""
+    below = 2 ** math.floor(math.log2(n))
+    row = [2 ** (-8 * (i + 1) / below) for i in range(below)]
+    return row if below == n else row + _slopes(2 * below)[0::2][: n - below]
 
 
 def _bucket(positions: RelativeBuckets, distance: int) -> int:
@@ -266,15 +279,14 @@ def _rotate(spec: AttentionSpec, x: Tensor) -> Tensor:
 def _latent(made: Attention, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     spec, kv = made.spec, made.spec.kv
     assert isinstance(kv, Latent)
-    assert kv.norm is not None
     if kv.q_rank:
         small = torch.einsum("btm,am->bta", x, made.q_down) + (made.q_down_bias if spec.bias.q else 0.0)
-        small = _norm(small, kv.norm, (-1,), made.q_down_norm_weight, None)
+        small = _latent_norm(made, small, "q_down_norm")
         q = torch.einsum("bta,hqa->bthq", small, made.q_up)
     else:
-        q = torch.einsum("btm,hqm->bthq", x, made.q)
+        q = torch.einsum("btm,hqm->bthq", x, made.q) + (made.q_bias if spec.bias.q else 0.0)
     latent = torch.einsum("bsm,cm->bsc", source, made.kv_down) + (made.kv_down_bias if spec.bias.k else 0.0)
-    latent = _norm(latent, kv.norm, (-1,), made.kv_down_norm_weight, None)
+    latent = _latent_norm(made, latent, "kv_down_norm")
     k, v = torch.einsum("bsc,hdc->bshd", latent, made.k_up), torch.einsum("bsc,hvc->bshv", latent, made.v_up)
     if kv.rope_dim:
         key = torch.einsum("bsm,rm->bsr", source, made.k_rope) + (made.k_rope_bias if spec.bias.k else 0.0)
@@ -283,10 +295,20 @@ def _latent(made: Attention, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor,
     return q, k, v
 
 
+def _latent_norm(made: Attention, x: Tensor, name: str) -> Tensor:
+    if made.spec.kv.norm is None:
+        return x
+    return _norm(
+        x, made.spec.kv.norm, (-1,), getattr(made, f"{name}_weight", None), getattr(made, f"{name}_bias", None)
+    )
+
+
 def _linear(made: Attention, x: Tensor) -> Tensor:
     spec, kv = made.spec, made.spec.kv
     assert isinstance(kv, State)
-    q, k, v = (torch.einsum("btm,hdm->bthd", x, getattr(made, name)) for name in "qkv")
+    q, k, v = (
+        torch.einsum("btm,hdm->bthd", x, getattr(made, name)) + getattr(made, f"{name}_bias", 0.0) for name in "qkv"
+    )
     if kv.conv_width:
         q, k, v = (_conv(part, getattr(made, f"{name}_conv")) for part, name in ((q, "q"), (k, "k"), (v, "v")))
     q, k = (_phi(_rotate(spec, part), kv, getattr(made, f"{name}_map", None)) for part, name in ((q, "q"), (k, "k")))
@@ -315,7 +337,8 @@ def _linear(made: Attention, x: Tensor) -> Tensor:
             read = torch.einsum("bf,bfv->bv", q[:, t, query], S)
             total = (q[:, t, query] * z).sum(-1, keepdim=True)
             out[:, t, head] = read / torch.where(total == 0, 1.0, total) if kv.normalised else read * spec.scale
-    return out if kv.norm is None else _norm(out, kv.norm, (-1,), made.out_norm_weight, None)
+    gain, shift = getattr(made, "out_norm_weight", None), getattr(made, "out_norm_bias", None)
+    return out if kv.norm is None else _norm(out, kv.norm, (-1,), gain, shift)
 
 
 def _conv(x: Tensor, taps: Tensor) -> Tensor:

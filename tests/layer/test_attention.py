@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_layers import SPECS, layer, numbers, table_for, tokens  # noqa: E402
+from hypothesis import assume, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from attention_layers import SPECS, cached, kinds, layer, numbers, table_for, tokens  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer import Attention  # noqa: E402
 from manyheads.ops import masks  # noqa: E402
-from manyheads.spec import AttentionSpec, Borrowed, Cross, Heads, NoPositions, Rope, State, Window  # noqa: E402
-from manyheads.spec.masks import Bidirectional, Causal  # noqa: E402
+from manyheads.spec import (  # noqa: E402
+    AttentionSpec,
+    Band,
+    Bidirectional,
+    Borrowed,
+    Causal,
+    Cross,
+    DynamicScaling,
+    Heads,
+    LongRopeScaling,
+    NoPositions,
+    NoScaling,
+    RelativeBuckets,
+    Rope,
+    State,
+    Window,
+)
+from strategies import attention_specs  # noqa: E402
 
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -25,6 +47,45 @@ def test_each_scheme_is_its_definition(name: str) -> None:
     made, x = layer(name), tokens(2, 9)
     memory, table = memory_for(made.spec), table_for(made.spec)
     torch.testing.assert_close(made(x, *memory, **table), numbers(made, x, *memory, **table), **TOLERANCE)
+
+
+def plain(spec: AttentionSpec) -> AttentionSpec:
+    """`spec` with numbers that the definition can be held to: scales, caps and eps as models have them, no rope scaling."""
+    changes: dict = {"scale": 0.4, "softcap": None if spec.softcap is None else 1.5}
+    if isinstance(spec.positions, Rope):
+        changes["positions"] = replace(spec.positions, base=300.0, scaling=NoScaling())
+    if isinstance(spec.positions, RelativeBuckets):
+        changes["positions"] = replace(spec.positions, num_buckets=8, max_distance=20)
+    if spec.qk_norm is not None:
+        changes["qk_norm"] = replace(spec.qk_norm, norm=replace(spec.qk_norm.norm, eps=1e-3))
+    if not isinstance(spec.kv, Heads) and spec.kv.norm is not None:
+        changes["kv"] = replace(spec.kv, norm=replace(spec.kv.norm, eps=1e-3))
+    return replace(spec, **changes)
+
+
+@settings(max_examples=120)
+@given(attention_specs(sources=("self", "cross")), st.data())
+def test_any_spec_is_its_definition_whole_and_in_pieces(spec: AttentionSpec, data: st.DataObject) -> None:
+    spec = plain(spec)
+    kv = spec.kv
+    if isinstance(kv, State):
+        assume(not (kv.normalised and "delta" in kv.rule))
+        assume(isinstance(spec.mask, Causal) or (kv.rule == "sum" and not kv.conv_width))
+        # a sum of features of both signs may be 0, and what is divided by it anything
+        assume(not kv.normalised or kv.feature_map in ("elu+1", "relu", "learned"))
+    made, x = layer(spec), tokens(2, 6, spec.d_model)
+    memory, table = memory_for(spec), table_for(spec)
+    with torch.no_grad():
+        whole = numbers(made, x, *memory, **table)
+        torch.testing.assert_close(made(x, *memory, **table), whole, rtol=1e-9, atol=1e-9)
+        if memory or isinstance(spec.mask, Bidirectional | Band):
+            return
+        kind = data.draw(st.sampled_from(kinds(spec)))
+        cuts = sorted(data.draw(st.sets(st.integers(1, 5))))
+        sizes = [b - a for a, b in pairwise((0, *cuts, 6))]
+        cache = cached(kind, spec, 2, capacity=8)
+        pieces = [made(part, cache=cache, **table) for part in x.split(sizes, 1)]
+        torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if not isinstance(spec.kv, State)])
@@ -135,6 +196,40 @@ def test_what_is_given_as_positions_is_what_counts() -> None:
     apart = torch.stack((torch.arange(6), torch.arange(6) * 3))
     torch.testing.assert_close(made(x, positions=apart)[:1], here[:1], **TOLERANCE)
     assert not torch.allclose(made(x, positions=apart)[1:], here[1:])
+
+
+def test_a_dynamic_base_grows_with_the_sequence() -> None:
+    """Beyond the 8 tokens of its original context: base · (factor · 13/8 - factor + 1)^(8/6), here 500 · 2.25^(4/3)."""
+    dynamic = layer(AttentionSpec.mha(20, 3, head_dim=8, positions=Rope(8, 500.0, scaling=DynamicScaling(2.0, 8))))
+    grown = layer(AttentionSpec.mha(20, 3, head_dim=8, positions=Rope(8, 500.0 * 2.25 ** (4 / 3))))
+    static = layer(AttentionSpec.mha(20, 3, head_dim=8, positions=Rope(8, 500.0)))
+    x = tokens(2, 13)
+    torch.testing.assert_close(dynamic(x), grown(x), **TOLERANCE)
+    torch.testing.assert_close(dynamic(x, positions=torch.arange(13)), grown(x), **TOLERANCE)
+    torch.testing.assert_close(dynamic(x[:, :8]), static(x[:, :8]), **TOLERANCE)
+
+
+def test_longrope_chooses_by_length() -> None:
+    """Short divisors up to the original 8 tokens, long ones beyond, also where a cache has seen the tokens before."""
+    both = layer(
+        AttentionSpec.mha(
+            20, 3, head_dim=4, positions=Rope(4, 50.0, scaling=LongRopeScaling(8, (1.0, 1.5), (2.0, 3.0)))
+        )
+    )
+    short, long = (
+        layer(AttentionSpec.mha(20, 3, head_dim=4, positions=Rope(4, 50.0, scaling=LongRopeScaling(8, row, row))))
+        for row in ((1.0, 1.5), (2.0, 3.0))
+    )
+    x = tokens(2, 9)
+    torch.testing.assert_close(both(x), long(x), **TOLERANCE)
+    torch.testing.assert_close(both(x[:, :8]), short(x[:, :8]), **TOLERANCE)
+    with torch.no_grad():
+        for kind in ("growing", "static"):
+            cache = cached(kind, both.spec, 2)
+            whole = short(x[:, :8])
+            torch.testing.assert_close(
+                torch.cat([both(x[:, :5], cache=cache), both(x[:, 5:8], cache=cache)], 1), whole, **TOLERANCE
+            )
 
 
 def test_a_chunk_begins_where_positions_say() -> None:

@@ -23,6 +23,13 @@ def bad(name: str, message: str, *inputs: object, **options: object) -> object:
     return pytest.param(name, inputs or (tokens(2, 5),), options, message, id=f"{name}-{message[:40]}")
 
 
+def full_memory() -> object:
+    """A cache that has seen a memory of 4 tokens."""
+    cache = cached("growing", SPECS["cross"], 2)
+    layer("cross").keep(tokens(2, 4, 13), cache=cache)
+    return cache
+
+
 @pytest.mark.parametrize(
     ("name", "inputs", "options", "message"),
     [
@@ -33,6 +40,10 @@ def bad(name: str, message: str, *inputs: object, **options: object) -> object:
         bad("cross", r"needs a memory \(batch, keys, 13\)"),
         bad("cross", r"memory must be \(batch, tokens, 13\).*found \(2, 5, 20\)", tokens(2, 5), tokens(2, 5)),
         bad("cross", "must have the same batch size; found 2 and 3", tokens(2, 5), tokens(3, 5, 13)),
+        bad("cross", r"the cache holds a memory of 4 tokens, found one of 5: leave it out, or reset the cache",
+            tokens(2, 5), tokens(2, 5, 13), cache=full_memory()),
+        bad("mha_rope", r"the 4 newest keys stand at positions of their own, x has 5 tokens",
+            kv=layer("mha_rope").keep(tokens(2, 4), positions=torch.arange(4) + 2)),
         bad("cross", "memory is on meta", tokens(2, 5), tokens(2, 5, 13).to("meta")),
         bad("mha", "memory is for cross-attention", tokens(2, 5), tokens(2, 5)),
         bad("mha", "need_weights must be one of none, heads, mean.*found 'all'", need_weights="all"),

@@ -16,7 +16,7 @@ from manyheads.layer.core import BACKENDS
 from manyheads.layer.latent import FORMS as LATENT_FORMS
 from manyheads.layer.state import FORMS as STATE_FORMS
 from manyheads.ops.predicates import Padding, Visible
-from manyheads.spec import AttentionSpec, Borrowed, Cross, Heads, Latent, NoPositions, RelativeBuckets, State, to_text
+from manyheads.spec import AttentionSpec, Borrowed, Cross, Latent, NoPositions, RelativeBuckets, State, to_text
 
 __all__ = ["Call", "check_cache", "check_tokens", "places", "token_padding"]
 
@@ -46,9 +46,9 @@ class Call:
         check_tokens(spec, like, x, self.memory)
         check_choices(spec, need_weights=self.need_weights, backend=self.backend, form=self.form, dropout=self.dropout)
         check_bias(spec, self.bias, self.table)
-        check_source(spec, self.memory, self.kv, cache)
         if cache is not None:
             check_cache(spec, x, cache)
+        check_source(spec, self.memory, self.kv, cache)
         call = replace(
             self,
             visible=mask(self.visible, batch=x.shape[0], heads=spec.num_heads, count=x.shape[1]),
@@ -244,6 +244,8 @@ def as_kept(spec: AttentionSpec, x: Tensor, kv: Kept | tuple[Tensor, Tensor]) ->
         shape = tuple(part.shape)
         if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (x.shape[0], heads, size):
             raise SpecError(f"{to_text(spec)} reads keys and values {wanted}, found {shape}")
+    if kept.newest is not None and kept.newest.shape[1] != x.shape[1]:
+        raise SpecError(f"the {kept.newest.shape[1]} newest keys stand at positions of their own, x has {x.shape[1]} tokens")
     return kept
 
 
@@ -263,5 +265,7 @@ def check_source(spec: AttentionSpec, memory: Tensor | None, kv: object, cache: 
         raise SpecError(
             f"{to_text(spec)} needs a memory (batch, keys, {spec.source.d_memory}), or a cache that holds one"
         )
-    if cache is not None and isinstance(spec.kv, Heads | Latent) == isinstance(cache, StateCache):
-        raise SpecError(f"{to_text(spec)} cannot use a {type(cache).__name__}")
+    if memory is not None and cache is not None and cache.length not in (0, memory.shape[1]):
+        raise SpecError(
+            f"the cache holds a memory of {cache.length} tokens, found one of {memory.shape[1]}: leave it out, or reset the cache"
+        )

@@ -42,7 +42,7 @@ def projected(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (b, t, m) through a weight (h, d, m): (b, h, t, d)."""
     heads, width, _ = weight.shape
     flat = linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
-    return flat.unflatten(-1, (heads, width)).transpose(1, 2)
+    return flat.view(*x.shape[:2], heads, width).transpose(1, 2)
 
 
 def joined(heads: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
