@@ -1,0 +1,1 @@
+"""Training: so far the learning rate of the 2017 recipe."""
