@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from manyheads.errors import SpecError
@@ -17,7 +19,7 @@ def test_o100_rates_by_hand(step: int, rate: float) -> None:
 def test_o100_no_two_steps_of_the_warm_up_are_alike() -> None:
     rates = [inverse_square_root(step, d_model=512, warmup=4000) for step in range(5)]
     assert rates[0] == 0.0
-    assert all(b > a for a, b in zip(rates, rates[1:], strict=False))
+    assert all(b > a for a, b in pairwise(rates))
 
 
 @pytest.mark.parametrize("bad", [{"step": -1}, {"d_model": 0}, {"warmup": 0}, {"step": 1.5}, {"step": True}])
