@@ -9,6 +9,7 @@ What `update` returns are views of the buffers where the format is the model's o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,15 @@ from manyheads.layer.caches.quantised import quantised
 from manyheads.models.handed import Packed, widened
 from manyheads.models.token_rows import TokenRows
 
-__all__ = ["LAYERS", "FullLayer", "HybridLayer", "HybridWindowLayer", "WindowLayer"]
+__all__ = [
+    "LAYERS",
+    "FullLayer",
+    "HybridLayer",
+    "HybridWindowLayer",
+    "WindowLayer",
+    "linear_state",
+    "restore_linear",
+]
 
 
 class FullLayer(CacheLayerMixin):
@@ -121,6 +130,36 @@ class FullLayer(CacheLayerMixin):
         rows_of = self._key_rows if keys is not None else self._value_rows
         rows_of.replace(self._encoded(widened(given)))
 
+    def kept_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a file needs to restore this layer: words and numbers, and tensors."""
+        if not self.is_initialized:
+            return {"tokens": 0}, {}
+        assert self._dtypes is not None
+        told = {
+            "tokens": self.get_seq_length(), "key_width": self._key_width,
+            "dtypes": [str(dtype).removeprefix("torch.") for dtype in self._dtypes],
+        }  # fmt: skip
+        rows = (
+            {"keys": self._key_rows}
+            if self._key_width is not None
+            else {"keys": self._key_rows, "values": self._value_rows}
+        )
+        return told, {f"{name}{i}": x for name, each in rows.items() for i, x in enumerate(each.view())}
+
+    def restore(self, told: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
+        """The opposite of `kept_state`."""
+        if not told["tokens"]:
+            return
+        self._key_rows = TokenRows(self._keep)
+        self._key_width = told["key_width"]
+        self._value_rows = self._key_rows if self._key_width is not None else TokenRows(self._keep)
+        for name, rows in (("keys", self._key_rows), ("values", self._value_rows)):
+            tensors = [kept[f"{name}{i}"] for i in range(2) if f"{name}{i}" in kept]
+            if tensors:
+                rows.replace(tensors)
+        first, second = (getattr(torch, name) for name in told["dtypes"])
+        self._dtypes, self.device, self.is_initialized = (first, second), kept["keys0"].device, True
+
     def get_seq_length(self) -> int:
         """Tokens seen."""
         return self._key_rows.tokens if self.is_initialized else 0
@@ -205,6 +244,11 @@ class WindowLayer(FullLayer):
             self._each(TokenRows.trim)
         return read
 
+    def restore(self, told: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
+        """The opposite of `kept_state`."""
+        super().restore(told, kept)
+        self.cumulative_length = told["tokens"]
+
     def get_seq_length(self) -> int:
         """Tokens seen, whether or not they are still held."""
         return self.cumulative_length
@@ -241,6 +285,26 @@ class WindowLayer(FullLayer):
         self.cumulative_length = 0
 
 
+def linear_state(layer: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file needs to restore the state of a linear layer, one of transformers' own."""
+    told = {"taps": list(layer.conv_kernel_size.values()), "begun": list(layer.has_previous_state.values())}
+    states = (("conv", layer.conv_states), ("recurrent", layer.recurrent_states))
+    return told, {f"{name}{i}": x for name, each in states for i, x in each.items() if x is not None}
+
+
+def restore_linear(layer: Any, told: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
+    """The opposite of `linear_state`; the states are written to in place, so they are copies."""
+    layer.conv_kernel_size = dict(enumerate(told["taps"]))
+    layer.has_previous_state = dict(enumerate(told["begun"]))
+    for i in range(layer.number_of_states):
+        conv, recurrent = (kept.get(f"{name}{i}") for name in ("conv", "recurrent"))
+        if conv is not None:
+            layer.conv_states[i], layer.is_conv_states_initialized[i] = conv.clone(), True
+            layer.device, layer.dtype = conv.device, conv.dtype
+        if recurrent is not None:
+            layer.recurrent_states[i], layer.is_recurrent_states_initialized[i] = recurrent.clone(), True
+
+
 class _Hybrid(LinearAttentionLayer):
     """The state of a linear layer beside keys and values; the second base says which of them are kept."""
 
@@ -256,6 +320,16 @@ class _Hybrid(LinearAttentionLayer):
     def _both(self, name: str, *arguments: Any) -> None:
         for base in (LinearAttentionLayer, self._attention):
             getattr(base, name)(self, *arguments)
+
+    def kept_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a file needs to restore both."""
+        (told, kept), (linear, states) = self._attention.kept_state(self), linear_state(self)  # type: ignore[arg-type]
+        return {**told, **linear}, {**kept, **states}
+
+    def restore(self, told: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
+        """The opposite of `kept_state`."""
+        self._attention.restore(self, told, kept)  # type: ignore[arg-type]
+        restore_linear(self, told, kept)
 
     def reset(self) -> None:
         """Both empty."""
