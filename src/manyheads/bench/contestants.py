@@ -13,20 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from manyheads.bench.machine import MOST_COPIED_BYTES
 from manyheads.bench.rotation import Step
 from manyheads.bench.shape import Shape
 from manyheads.kernels import attend
 from manyheads.ops import sdpa, tiled
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.predicates import Causal
+from manyheads.report.units import gib
 
-__all__ = ["BEST_OF_TORCH", "OURS", "STOCK", "Call", "Path", "decode_paths", "prefill_paths", "torch_paths"]
+__all__ = ["BEST_OF_TORCH", "OURS", "STOCK", "Call", "Path", "copies", "decode_paths", "prefill_paths", "torch_paths"]
 
 Call = Callable[[], Tensor]
 
 OURS = "manyheads"
-STOCK = "torch SDPA, enable_gqa"
-BEST_OF_TORCH = "torch, its best form"
+STOCK = "torch SDPA with enable_gqa"
+BEST_OF_TORCH = "torch's best form"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,13 +146,24 @@ def _floating(shape: Shape) -> Answer:
 
 
 def _narrow(shape: Shape) -> Answer:
-    if shape.dtype in ("bf16", "fp16"):
-        return Yes()
-    return _floating(shape) and No("there is nothing to widen")
+    if shape.dtype not in ("bf16", "fp16"):
+        return _floating(shape) and No("there is nothing to widen")
+    return copies(shape.copy_bytes(width=4))
 
 
 def _grouped(shape: Shape) -> Answer:
-    return _floating(shape) and (Yes() if shape.group > 1 else No("each query head has its own KV head"))
+    if shape.group == 1:
+        return _floating(shape) and No("each query head has its own KV head")
+    return _floating(shape) and copies(shape.copy_bytes(heads=shape.heads))
+
+
+def copies(size_bytes: int) -> Answer:
+    """Whether a path may copy so many bytes of a cache in every step."""
+    if size_bytes <= MOST_COPIED_BYTES:
+        return Yes()
+    return No(
+        f"it would copy {gib(size_bytes)} of the cache in every step, more than the {gib(MOST_COPIED_BYTES)} allowed"
+    )
 
 
 def _empty(shape: Shape, queries: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,11 +10,13 @@ import torch
 from manyheads.bench.contest import Contest, Pace, hold
 from manyheads.bench.contestants import Path, decode_paths, prefill_paths
 from manyheads.bench.judge import BOUNDS, reference
-from manyheads.bench.machine import Room
+from manyheads.bench.machine import MOST_BYTES, MOST_COPIED_BYTES, Room
 from manyheads.bench.probes import probes
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import Shape
+from manyheads.errors import ManyheadsError
 from manyheads.kernels import pool
+from manyheads.report.units import gib
 
 __all__ = ["Plan", "Say", "decode", "prefill", "shapes"]
 
@@ -53,6 +55,8 @@ def prefill(wanted: Sequence[Shape], plan: Plan, *, paths: Sequence[Path] | None
 
 
 def _contests(wanted: Sequence[Shape], paths: Sequence[Path], plan: Plan) -> tuple[Contest, ...]:
+    for shape in wanted:
+        _check_fits(shape, plan)
     torch.set_num_threads(plan.threads)
     pool.run(lambda _, __: None, plan.threads)
     done: list[Contest] = []
@@ -65,6 +69,15 @@ def _contests(wanted: Sequence[Shape], paths: Sequence[Path], plan: Plan) -> tup
             done.append(_contest(shape, buffer, paths, plan))
         del buffer
     return tuple(done)
+
+
+def _check_fits(shape: Shape, plan: Plan) -> None:
+    needed = Rotation.bytes_for(shape, plan.room.rotation_bytes)
+    if needed > MOST_BYTES - MOST_COPIED_BYTES // 2:
+        raise ManyheadsError(
+            f"{shape.keys:,} tokens of {shape.kv_heads} KV heads in {shape.dtype}: two such caches take {gib(needed)}, and "
+            f"{gib(MOST_BYTES)} are the most that a run may take; valid: fewer --contexts, or --dtypes of fewer bytes"
+        )
 
 
 def _contest(shape: Shape, buffer: Buffer, paths: Sequence[Path], plan: Plan) -> Contest:

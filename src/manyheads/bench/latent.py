@@ -37,8 +37,7 @@ __all__ = [
     "latent_paths",
 ]
 
-EXPANDED = "transformers, cache expanded"
-_SLOW_ROUNDS = 3
+EXPANDED = "transformers, which expands the cache"
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,7 @@ def latent(
         shape, judged = sizes.shape(keys, dtype), rotation.step(0)
         # Read once: rows and weights. The absorbed step multiplies the weights too, once a head.
         moved = (keys * sizes.row + sizes.up_elements) * DTYPES[dtype].itemsize
-        pace = replace(plan.pace, rounds=min(plan.pace.rounds, 7), least=_SLOW_ROUNDS)
+        pace = replace(plan.pace, rounds=min(plan.pace.rounds, 7))
         done.append(hold(
             paths, probes(rotation.rows.words(), plan.threads), shape=shape, step=rotation.next, judged=judged,
             expected=expected(judged), bound=BOUNDS[dtype], moved_bytes=moved, flops=shape.flops + 2 * sizes.up_elements,

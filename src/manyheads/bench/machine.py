@@ -6,9 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MOST_BYTES", "ROTATION_FACTOR", "Room", "last_level_cache_bytes", "room"]
+__all__ = ["MOST_BYTES", "MOST_COPIED_BYTES", "ROTATION_FACTOR", "Room", "last_level_cache_bytes", "room"]
 
 MOST_BYTES = 6 << 30
+"""All memory of a run: the buffer of caches, and what a path copies of one."""
+
+MOST_COPIED_BYTES = MOST_BYTES // 2
 ROTATION_FACTOR = 4
 # Where the system does not say: more than a desktop's, less than a server's.
 _ASSUMED_CACHE_BYTES = 64 << 20

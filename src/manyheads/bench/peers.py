@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.bench.contestants import Call, Path
+from manyheads.bench.contestants import Call, Path, copies
 from manyheads.bench.rotation import Step
 from manyheads.bench.shape import Shape
 from manyheads.ops.answer import Answer, No, Yes
@@ -27,7 +27,9 @@ def eager(threads: int) -> Path:
     def supports(shape: Shape) -> Answer:
         if find_spec("transformers") is None:
             return No("transformers is not installed")
-        return No("it has no int8 cache") if shape.dtype == "int8" else Yes()
+        if shape.dtype == "int8":
+            return No("it has no int8 cache")
+        return copies(shape.copy_bytes(heads=shape.heads))
 
     def prepare(step: Step) -> Call:
         from transformers.models.llama.modeling_llama import eager_attention_forward

@@ -22,7 +22,7 @@ from manyheads.models.surroundings import machine, versions
 if TYPE_CHECKING:
     from manyheads.spec import StackSpec
 
-__all__ = ["CONTEXTS", "KV_HEADS", "QUICK", "Request", "bench"]
+__all__ = ["CONTEXTS", "KV_HEADS", "Request", "bench", "tokens"]
 
 CONTEXTS = (2048, 8192, 32768)
 KV_HEADS = (32, 8, 4, 1)
@@ -30,7 +30,7 @@ HEADS, HEAD_DIM = 32, 128
 LATENT_ROWS = 8192
 _PREFILL_TOKENS = 1024
 _MORE_PACKAGES = ("numba", "onnxruntime", "llama_cpp_python")
-QUICK = Pace(rounds=5, least=2, path_seconds=0.4)
+_QUICK = Pace(rounds=5, least=2, path_seconds=0.4)
 _THOROUGH = Pace(rounds=15, least=3, path_seconds=1.0)
 
 HeadSizes = tuple[int, int, int, int]
@@ -38,7 +38,7 @@ HeadSizes = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. `model`: "" for the standard shapes; `generate`: run its tokens too, where it has weights.
+    """What to measure. `model`: "" for the standard shapes.
 
     `quick`: fewer rounds, and only the middle of the contexts where none was asked for.
     """
@@ -51,16 +51,13 @@ class Request:
     dtypes: tuple[str, ...] = ()
     threads: int = 0
     quick: bool = False
-    generate: bool = True
     seed: int = 0
     command: str = ""
 
 
 def bench(request: Request, *, say: Say = lambda _: None) -> Measured:
     """Measures all of it. Raises ManyheadsError for a model that cannot be read and for sizes that do not fit."""
-    plan = Plan(
-        room(), request.threads or pool.default_threads(), QUICK if request.quick else _THOROUGH, request.seed, say
-    )
+    plan = _plan(request, say)
     contexts = request.contexts or ((CONTEXTS[1],) if request.quick else CONTEXTS)
     dtypes = request.dtypes or tuple(DTYPES)
     heads, latents, notes = _attentions(request)
@@ -71,11 +68,16 @@ def bench(request: Request, *, say: Say = lambda _: None) -> Measured:
         rows = contexts if request.model else (LATENT_ROWS,)
         absorbed += tuple(each for keys in rows for each in latent(sizes, keys, dtypes, plan))
     whole = _prefill(heads, dtypes, plan)
-    told, why = _generation(request, plan) if request.model and request.generate else (None, "")
+    told, why = tokens(request, say=say) if request.model else (None, "")
     notes += [plan.room.note] if plan.room.note else []
     notes += [why] if why else []
     around = _around(request, plan, contexts, dtypes)
     return Measured(decoded, whole, absorbed, told, around, tuple(notes))
+
+
+def _plan(request: Request, say: Say) -> Plan:
+    pace = _QUICK if request.quick else _THOROUGH
+    return Plan(room(), request.threads or pool.default_threads(), pace, request.seed, say)
 
 
 def _attentions(request: Request) -> tuple[list[HeadSizes], list[LatentHeads], list[str]]:
@@ -119,8 +121,8 @@ def _prefill(heads: Sequence[HeadSizes], dtypes: Sequence[str], plan: Plan) -> t
     return prefill(wanted, plan) if wanted else ()
 
 
-def _generation(request: Request, plan: Plan) -> tuple[Generation | None, str]:
-    """The model under `generate`, or None and why it was not run."""
+def tokens(request: Request, *, say: Say = lambda _: None) -> tuple[Generation | None, str]:
+    """The model under `generate` alone, or None and why it was not run."""
     from manyheads.checkpoints import open_model
     from manyheads.checkpoints.locate import locate
     from manyheads.models.load import check_runnable, load_model
@@ -132,18 +134,19 @@ def _generation(request: Request, plan: Plan) -> tuple[Generation | None, str]:
         return None, "no token was timed: what was named has no weights to run"
     if stack.decoder is None or stack.encoder is not None or stack.head == "none":
         return None, "no token was timed: that is done with models that only decode, and this is another kind"
+    plan = _plan(request, say)
     try:
         check_runnable(found)
         loaded = load_model(found, stack, revision=request.revision, dtype="bf16", say=plan.say)
     except ManyheadsError as error:
         return None, f"no token was timed: {error}"
     limit = (stack.context or 1 << 30) - 64
-    cached, prompt, tokens, rounds = ((16, 1024), 256, 6, 2) if request.quick else ((16, 7680), 1024, 12, 3)
+    cached, prompt, count, rounds = ((16, 1024), 256, 6, 2) if request.quick else ((16, 7680), 1024, 12, 3)
     cached = (cached[0], min(cached[1], limit))
     gguf = found.text if found.kind == "gguf" else ""
     runners, absent = ways(loaded.model, plan.threads, gguf=gguf, context=cached[1] + 64)
     return generation(
-        checkpoint.name, loaded.model, runners, absent, plan, dtype="bf16", tokens=tokens, rounds=rounds, cached=cached,
+        checkpoint.name, loaded.model, runners, absent, plan, dtype="bf16", tokens=count, rounds=rounds, cached=cached,
         prompt=min(prompt, cached[1]),
     ), ""  # fmt: skip
 

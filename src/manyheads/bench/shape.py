@@ -57,6 +57,11 @@ class Shape:
         scales = 2 * self.kv_heads * self.keys * _SCALE_BYTES if self.dtype == "int8" else 0
         return (self.key_elements + self.value_elements) * width + scales
 
+    def copy_bytes(self, *, heads: int = 0, width: int = 0) -> int:
+        """Keys and values copied for `heads` instead of the KV heads, in elements of `width` bytes instead of their own."""
+        elements = (heads or self.kv_heads) * self.keys * (self.head_dim + self.v_head_dim)
+        return elements * int(width or DTYPES[self.dtype].itemsize)
+
     @property
     def pairs(self) -> int:
         """Query-key pairs of a causal mask, all heads."""

@@ -16,7 +16,7 @@ from manyheads.report import Column, Report, Table
 from manyheads.report.plot import Plot, Series
 from manyheads.report.units import duration, number, si
 
-__all__ = ["Measured", "faults", "plots", "report", "summary"]
+__all__ = ["Measured", "faults", "impossible", "losses", "plots", "report", "summary", "wrong"]
 
 _FAMILIES = (
     (OURS, "manyheads"),
@@ -44,21 +44,33 @@ class Measured:
         return (*self.decode, *self.prefill, *self.latent)
 
 
-def faults(measured: Measured) -> list[str]:
-    """Why no figure of this run should be believed: a path of ours that is wrong, or one faster than the machine."""
-    found = []
-    for contest in measured.contests:
-        for result in contest.results:
-            if result.agrees is False and result.family.startswith(OURS):
-                found.append(f"{_named(contest)}: {result.name} {result.reason}")
-            if contest.impossible(result):
-                found.append(
-                    f"{_named(contest)}: {result.name} at {contest.share(result):.0%} of the roofline, more than "
-                    f"{IMPOSSIBLE:.0%}: the bench is wrong here"
-                )
+def wrong(measured: Measured) -> list[str]:
+    """Every path and way that disagrees with float64, ours and others'."""
+    found = [
+        f"{_named(contest)}: {result.name} {result.reason}"
+        for contest in measured.contests
+        for result in contest.results
+        if result.agrees is False
+    ]
     for way in measured.generation.ways if measured.generation else ():
         found += [f"{way.name}: {times.reason}" for times in way.times if times.error is not None and times.reason]
     return found
+
+
+def impossible(measured: Measured) -> list[str]:
+    """Every path that was faster than the machine can be: what was read, or the roofline, is not what was meant."""
+    return [
+        f"{_named(contest)}: {result.name} at {contest.share(result):.0%} of the roofline, more than {IMPOSSIBLE:.0%}: the "
+        "bench is wrong here"
+        for contest in measured.contests
+        for result in contest.results
+        if contest.impossible(result)
+    ]
+
+
+def faults(measured: Measured) -> list[str]:
+    """Why not every figure of this run is to be believed."""
+    return wrong(measured) + impossible(measured)
 
 
 def report(measured: Measured, *, title: str) -> Report:
@@ -204,3 +216,17 @@ def _path(contest: Contest, result: Result) -> tuple[str, ...]:
         result.name, str(result.threads), duration(result.median), duration(result.best),
         f"{share} (!)" if contest.impossible(result) else share, wrong,
     )  # fmt: skip
+
+
+def losses(contests: Sequence[Contest]) -> list[str]:
+    """Every shape in which a peer was faster than ours, by medians: to be said beside the gains."""
+    found = []
+    for contest in contests:
+        mine = contest.ours
+        for result in contest.results:
+            if mine is not None and result.seconds and result.family != OURS and result.median < mine.median:
+                found.append(
+                    f"{_named(contest)}: {result.name} {duration(result.median)}, ours {duration(mine.median)} "
+                    f"({mine.median / result.median:.2f} times as long)"
+                )
+    return found
