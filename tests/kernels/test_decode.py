@@ -167,3 +167,40 @@ def test_what_is_not_supported_has_a_reason(change, reason):
     assert reason in supports(q, k, v).reason
     with pytest.raises(SpecError, match=reason):
         decode(q, k, v, Keys.causal(1, 1, k.shape[2]), scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"bias": torch.zeros(3, 1, 1, 20)}, "does not broadcast"),
+        ({"sinks": torch.zeros(2)}, "sinks must be (4,)"),
+        ({"slopes": torch.zeros(5)}, "slopes must be (4,)"),
+        ({"keys": Keys.causal(2, 1, 20)}, "low must be (1, 1), found (2, 1)"),
+        ({"int8": True}, "needs k_scale and v_scale"),
+        (
+            {"int8": True, "k_scale": torch.ones(1, 2, 20), "v_scale": torch.ones(1, 2, 19)},
+            "v_scale must be (1, 2, 20)",
+        ),
+    ],
+)
+def test_what_would_be_read_past_its_end_is_refused(options, reason):
+    q, k, v = made((1, 4, 2, 1, 20, 16, 16), torch.float32)
+    options = dict(options)
+    if options.pop("int8", False):
+        k, v = k.to(torch.int8), v.to(torch.int8)
+    with pytest.raises(SpecError) as caught:
+        decode(q, k, v, options.pop("keys", Keys.causal(1, 1, 20)), scale=1.0, **options)
+    assert reason in str(caught.value)
+
+
+def test_bounds_past_the_end_stop_there():
+    q, k, v = made((1, 4, 2, 1, 50, 64, 64), torch.float32)
+    wide = Keys(torch.tensor([[-7]]), torch.tensor([[10_000]]))
+    assert torch.equal(decode(q, k, v, wide, scale=0.1), decode(q, k, v, Keys.causal(1, 1, 50), scale=0.1))
+
+
+def test_shapes_that_do_not_fit_have_a_reason():
+    q, k, v = made((1, 4, 2, 1, 20, 16, 16), torch.float32)
+    for change in ((q, k[:, :, :9], v), (q[..., :8], k, v), (q[0], k, v), (q, k.expand(2, -1, -1, -1), v)):
+        assert "shapes that do not fit" in supports(*change).reason
+    assert "3 query heads are not a multiple of 2" in supports(q[:, :3], k, v).reason

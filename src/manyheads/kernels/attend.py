@@ -36,6 +36,11 @@ _NO_SCALES: np.ndarray = np.empty((0, 0, 0), np.float32)
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     """Whether `decode` can take these tensors, or No(reason)."""
+    fits = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3]
+    if not fits or (k.shape[0], k.shape[3]) != (q.shape[0], q.shape[3]):
+        return No(f"shapes that do not fit: queries {tuple(q.shape)}, keys {tuple(k.shape)}, values {tuple(v.shape)}")
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        return No(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key/value heads")
     if any(x.device.type != "cpu" for x in (q, k, v)):
         return No(f"the kernels run on a CPU, these tensors are on {q.device}")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
@@ -89,6 +94,7 @@ def decode(
     if isinstance(answer, No):
         raise SpecError(f"decode attention: {answer.reason}")
     (b, h, t, size), (kv_heads, s), out_size = q.shape, k.shape[1:3], v.shape[3]
+    _check_beside(q, k, keys, bias, slopes, sinks, k_scale, v_scale)
     kind, group = _KINDS[k.dtype], h // kv_heads
     rows = group * t
     threads = threads or pool.default_threads()
@@ -101,7 +107,7 @@ def decode(
     places = np.zeros((b, t), np.int64) if positions is None else _array(positions.expand(b, t), torch.int64)
     arguments = (
         tasks, rows, kv_heads, splits, queries, k.data_ptr(), _strides(k), v.data_ptr(), _strides(v),
-        _scales(k_scale), _scales(v_scale), _array(keys.low, torch.int64), _array(keys.high, torch.int64),
+        _scales(k_scale), _scales(v_scale), _array(keys.low.clamp(0, s), torch.int64), _array(keys.high.clamp(0, s), torch.int64),
         biases, bias_strides, _flat(slopes), places, np.float32(softcap or 0.0), t, partial, top, total,
     )  # fmt: skip
     compiled = kernel(kind, size, out_size)
@@ -109,6 +115,27 @@ def decode(
     out = np.empty((b, kv_heads, rows, out_size), np.float32)
     merge(kind, out_size)(partial, top, total, splits, kv_heads, _flat(sinks), t, out)
     return torch.from_numpy(out).view(b, h, t, out_size).to(q.dtype)
+
+
+def _check_beside(
+    q: Tensor, k: Tensor, keys: Keys, bias: Tensor | None, slopes: Tensor | None, sinks: Tensor | None,
+    k_scale: Tensor | None, v_scale: Tensor | None,
+) -> None:  # fmt: skip
+    """What comes beside q, k and v is read by address: a shape that does not fit would read past its end."""
+    (b, h, t, _), (kv_heads, s) = q.shape, k.shape[1:3]
+    wanted: list[tuple[str, Tensor | None, tuple[int, ...]]] = [
+        ("low", keys.low, (b, t)), ("high", keys.high, (b, t)), ("slopes", slopes, (h,)), ("sinks", sinks, (h,)),
+    ]  # fmt: skip
+    if k.dtype == torch.int8:
+        if k_scale is None or v_scale is None:
+            raise SpecError("decode attention: an int8 cache needs k_scale and v_scale, one number a token and head")
+        wanted += [("k_scale", k_scale, (b, kv_heads, s)), ("v_scale", v_scale, (b, kv_heads, s))]
+    for name, x, shape in wanted:
+        if x is not None and tuple(x.shape) != shape:
+            raise SpecError(f"decode attention: {name} must be {shape}, found {tuple(x.shape)}")
+    sizes = () if bias is None else zip(reversed(bias.shape), (s, t, h, b), strict=False)
+    if bias is not None and (bias.dim() > 4 or any(size not in (1, whole) for size, whole in sizes)):
+        raise SpecError(f"decode attention: bias {tuple(bias.shape)} does not broadcast to {(b, h, t, s)}")
 
 
 def _splits(heads: int, keys: int, threads: int) -> int:

@@ -18,6 +18,7 @@ import numba
 import numpy as np
 
 from manyheads.kernels import lanes
+from manyheads.kernels.caching import can_be_kept
 from manyheads.kernels.micro import mix, pack, row_maximum, scores, scores_packed, softmax_row, widen
 
 __all__ = ["TILE_KEYS", "Kernel", "kernel", "merge"]
@@ -30,7 +31,12 @@ TILE_KEYS = 128
 PACKED_TILE_KEYS = 64
 # From so many rows on, turning a tile once costs less than adding lanes for every block of rows.
 PACKED_ROWS = 12
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "cache": can_be_kept(),
+    "error_model": "numpy",
+    "boundscheck": False,
+}
 
 
 @cache
