@@ -31,9 +31,10 @@ def python() -> Run:
 
 
 @pytest.fixture(scope="session")
-def model_cache(pytestconfig: pytest.Config) -> Path:
+def model_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where tests keep dequantised models: with pytest's own cache, so that the next run finds them; never the user's."""
-    return Path(pytestconfig.cache.mkdir("models"))
+    cache = getattr(pytestconfig, "cache", None)  # absent under -p no:cacheprovider
+    return tmp_path_factory.mktemp("models") if cache is None else Path(cache.mkdir("models"))
 
 
 @pytest.fixture
