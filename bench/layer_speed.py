@@ -10,6 +10,7 @@ layer shows the noise. The exit status is 1 where ours is slower than the faster
 
 from __future__ import annotations
 
+import os
 import platform
 import random
 import statistics
@@ -39,7 +40,7 @@ need_weights=False)` and beside torch's `scaled_dot_product_attention` between f
 same weights. A ratio below 1 says that ours is faster. Each is the median of rounds in which all took turns; in brackets,
 where nine in ten resampled medians lie; "itself" is a second copy of our layer, so its interval is noise.
 
-Written by `python bench/layer_speed.py`, which refuses to where outputs or gradients differ by more than 1e-4.
+Written by `python bench/layer_speed.py`, which writes nothing where an output or a gradient differs by more than 1e-4.
 """
 
 
@@ -121,13 +122,14 @@ def ratio(found: list[dict[str, float]], other: str) -> Interval:
     return statistics.median(values), medians[RESAMPLED // 20], medians[-RESAMPLED // 20]
 
 
-def machine() -> str:
-    """When, where and with what."""
+def machine(before: float) -> str:
+    """When, where, with what, and how busy it was."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return (
         f"Last written on {date.today().isoformat()} with torch {torch.__version__} and Python "
-        f"{platform.python_version()}, {torch.get_num_threads()} threads, float32, on {model or platform.machine()}."
+        f"{platform.python_version()}, {torch.get_num_threads()} threads, float32, on {model or platform.machine()}; "
+        f"load {before:.1f} before and {os.getloadavg()[0]:.1f} after, of which this took {torch.get_num_threads()}."
     )
 
 
@@ -135,7 +137,7 @@ def main() -> int:
     """Times each length and mask, prints the page."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
     torch.manual_seed(0)
-    rows, slower = [], False
+    rows, slower, before = [], False, os.getloadavg()[0]
     for causal in (True, False):
         steps = contestants(causal=causal)
         for length in LENGTHS:
@@ -151,7 +153,7 @@ def main() -> int:
             print(f"{length} tokens, {'causal' if causal else 'all'}: {' '.join(cells)}", file=sys.stderr)
     names = ["tokens", "sees", "rounds", "ours, ms", "ours / module", "ours / bare", "ours / itself"]
     table = [names, ["---:", "---", *["---:"] * 5], *rows]
-    print(f"{HEAD}\n{machine()}\n")
+    print(f"{HEAD}\n{machine(before)}\n")
     print("\n".join(f"| {' | '.join(row)} |" for row in table))
     print("\nSlower than the faster of the two, beyond noise: " + ("yes." if slower else "nowhere."))
     return int(slower)

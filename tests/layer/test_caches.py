@@ -429,3 +429,33 @@ def test_a_wide_state_serves_a_narrow_layer() -> None:
         y = torch.cat([made(part, cache=cache) for part in x.split(1, 1)], 1)
     torch.testing.assert_close(y, made(x), rtol=0.05, atol=0.05)
     assert cache.state.sums.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_rows_that_are_reordered_take_their_positions_along(name: str, kind: str) -> None:
+    """A row padded by 4 and one that is not, swapped and repeated: each goes on from where it stood."""
+    made, x = layer(name), tokens(2, 12)
+    more, index = table_for(made.spec), [1, 0, 1]
+    keep = torch.arange(12)[None] >= torch.tensor([[0], [4]])
+    positions = (torch.arange(12)[None] - torch.tensor([[0], [4]])).clamp(min=0)
+    with torch.no_grad():
+        cache = cached(kind, made.spec, 2)
+        made(x[:, :8], cache=cache, visible=masks.padding(keep[:, :8]), positions=positions[:, :8], **more)
+        cache.reorder(torch.tensor(index))
+        y = made(x[index, 8:], cache=cache, visible=masks.padding(keep[index]), **more)
+        for row, old in enumerate(index):
+            alone = made(x[old : old + 1, 4 * old :], **more)[:, 8 - 4 * old :]
+            torch.testing.assert_close(y[row : row + 1], alone, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mha_rope", "mqa_alibi", "mla"])
+def test_what_was_taken_back_stays_unseen_wherever_one_goes_on(name: str) -> None:
+    """Slots beyond a crop still hold numbers: a jump to later positions must not bring them back."""
+    made, x, found = layer(name), tokens(2, 9), []
+    with torch.no_grad():
+        for kind in ("growing", "static"):
+            cache = cached(kind, made.spec, 2)
+            made(x, cache=cache, positions=torch.arange(9))
+            cache.crop(4)
+            found.append(made(x[:, 4:7], cache=cache, positions=torch.arange(3) + 100))
+    torch.testing.assert_close(found[0], found[1], **TOLERANCE)

@@ -17,6 +17,7 @@ from manyheads.layer.caches.base import Kept
 from manyheads.ops import bias as biases
 from manyheads.ops import masks
 from manyheads.ops.predicates import Dense, Everything, Grid, Padding, Visible
+from manyheads.ops.request import wide
 from manyheads.spec import Alibi, AttentionSpec, Causal, Chunk, Cross, RelativeBuckets, Window
 
 __all__ = ["Place", "added_bias", "place", "seen"]
@@ -146,7 +147,7 @@ def added_bias(
     if given is None or own is None:
         return own if given is None else given
     if isinstance(own, biases.Additive):
-        own = own.tile(_whole(place, kept, count, spec.num_heads), given.dtype)
+        own = own.tile(_whole(place, kept, count, spec.num_heads), wide(given.dtype))
     return given + own
 
 
