@@ -65,3 +65,28 @@ def test_what_cannot_be_drawn_is_left_out() -> None:
 def test_one_value_everywhere_is_a_line_too() -> None:
     drawn = draw(plot(Series("flat", "flat", (1024, 1024, 1024))))
     assert len({y for _, y in points(drawn.lines[0].points)}) == 1
+
+
+def seconds(*series: Series) -> Plot:
+    return Plot("title", "description", "tokens", "time", (256, 1024), series, unit="seconds")
+
+
+def test_seconds_are_marked_at_one_two_and_five() -> None:
+    drawn = draw(seconds(Series("a", "a", (0.0012, 0.018))))
+    assert [tick.text for tick in drawn.y_ticks] == ["1 ms", "2 ms", "5 ms", "10 ms", "20 ms"]
+    assert drawn.y_ticks[0].at == drawn.bottom
+    assert drawn.y_ticks[-1].at == drawn.top
+    assert drawn.lines[0].end == "18.0 ms"
+
+
+def test_where_seconds_span_much_only_powers_of_ten_are_named() -> None:
+    drawn = draw(seconds(Series("a", "a", (0.00003, 0.4))))
+    assert [tick.text for tick in drawn.y_ticks] == ["100 µs", "1 ms", "10 ms", "100 ms"]
+    (x0, y0), (x1, y1) = points(drawn.lines[0].points)
+    assert drawn.top <= y1 < y0 <= drawn.bottom
+    assert x0 < x1
+
+
+def test_a_value_on_a_mark_and_one_value_everywhere() -> None:
+    drawn = draw(seconds(Series("a", "a", (0.001, 0.001))))
+    assert [tick.text for tick in drawn.y_ticks] == ["1 ms", "2 ms"]

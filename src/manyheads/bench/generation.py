@@ -22,7 +22,7 @@ from manyheads.bench.probes import probes
 from manyheads.bench.rotation import Buffer
 from manyheads.bench.ways import TransformersWay, Way
 
-__all__ = ["LOGIT_BOUNDS", "Generation", "Times", "WayResult", "generation"]
+__all__ = ["LOGIT_BOUNDS", "LONG", "PROMPT", "SHORT", "Generation", "Times", "WayResult", "generation"]
 
 SHORT, LONG, PROMPT = 16, 7_680, 1_024
 LOGIT_BOUNDS = {"fp32": 1e-4, "bf16": 1e-1, "fp16": 2e-2}

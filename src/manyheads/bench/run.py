@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.bench.contest import Contest, Pace
 from manyheads.bench.decode import Plan, Say, decode, prefill, shapes
-from manyheads.bench.generation import Generation, generation
+from manyheads.bench.generation import LONG, PROMPT, SHORT, Generation, generation
 from manyheads.bench.latent import DEEPSEEK_V3, LatentHeads, latent
 from manyheads.bench.machine import room
 from manyheads.bench.shape import DTYPES
@@ -32,6 +32,9 @@ _PREFILL_TOKENS = 1024
 _MORE_PACKAGES = ("numba", "onnxruntime", "llama_cpp_python")
 _QUICK = Pace(rounds=5, least=2, path_seconds=0.4)
 _THOROUGH = Pace(rounds=15, least=3, path_seconds=1.0)
+# Cached tokens, few and many; of the prompt before a first token; tokens that are timed, and how often.
+_ALL_TOKENS = ((SHORT, LONG), PROMPT, 12, 3)
+_QUICK_TOKENS = ((SHORT, 1024), 256, 6, 2)
 
 HeadSizes = tuple[int, int, int, int]
 
@@ -134,20 +137,21 @@ def tokens(request: Request, *, say: Say = lambda _: None) -> tuple[Generation |
         return None, "no token was timed: what was named has no weights to run"
     if stack.decoder is None or stack.encoder is not None or stack.head == "none":
         return None, "no token was timed: that is done with models that only decode, and this is another kind"
+    (few, many), prompt, count, rounds = _QUICK_TOKENS if request.quick else _ALL_TOKENS
+    many = min(many, (stack.context or many + count + 2) - count - 2)
+    if many <= few:
+        return None, f"no token was timed: it reads {stack.context} tokens at most, too few to see what a cache costs"
     plan = _plan(request, say)
     try:
         check_runnable(found)
         loaded = load_model(found, stack, revision=request.revision, dtype="bf16", say=plan.say)
     except ManyheadsError as error:
         return None, f"no token was timed: {error}"
-    limit = (stack.context or 1 << 30) - 64
-    cached, prompt, count, rounds = ((16, 1024), 256, 6, 2) if request.quick else ((16, 7680), 1024, 12, 3)
-    cached = (cached[0], min(cached[1], limit))
     gguf = found.text if found.kind == "gguf" else ""
-    runners, absent = ways(loaded.model, plan.threads, gguf=gguf, context=cached[1] + 64)
+    runners, absent = ways(loaded.model, plan.threads, gguf=gguf, context=many + 64)
     return generation(
-        checkpoint.name, loaded.model, runners, absent, plan, dtype="bf16", tokens=count, rounds=rounds, cached=cached,
-        prompt=min(prompt, cached[1]),
+        checkpoint.name, loaded.model, runners, absent, plan, dtype="bf16", tokens=count, rounds=rounds, cached=(few, many),
+        prompt=min(prompt, many),
     ), ""  # fmt: skip
 
 

@@ -61,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
         from manyheads.report.files import check_target
 
         check_target(options.output)
+        if _ending(options) == "svg" and len(contexts) < 2 and (contexts or options.quick):
+            raise ManyheadsError("one context makes no line to draw; valid: --contexts with two or more")
 
     from manyheads.bench.run import Request, bench
     from manyheads.bench.tables import faults, report
@@ -93,7 +95,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
 
 def _deliver(told: Report, measured: Measured, options: argparse.Namespace) -> None:
     """To stdout, or to the file as what its ending asks for."""
-    ending = (options.output or "").rpartition(".")[2].lower()
+    ending = _ending(options)
     if ending not in ("html", "svg") or options.json:
         emit(told, options)
         return
@@ -101,6 +103,10 @@ def _deliver(told: Report, measured: Measured, options: argparse.Namespace) -> N
 
     write_whole(options.output, _page(told, measured) if ending == "html" else _picture(measured))
     progress(f"wrote {options.output}")
+
+
+def _ending(options: argparse.Namespace) -> str:
+    return str(options.output or "").rpartition(".")[2].lower()
 
 
 def _page(told: Report, measured: Measured) -> str:
@@ -121,7 +127,7 @@ def _picture(measured: Measured) -> str:
 
     drawn = [picture for plot in plots(measured.decode) if (picture := render_svg(plot))]
     if not drawn:
-        raise ManyheadsError("one context makes no line to draw; valid: --contexts with two or more, and no --quick")
+        raise ManyheadsError("there is no line to draw: a model that keeps latents or states has none of these steps")
     return drawn[0]
 
 

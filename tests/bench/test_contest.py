@@ -1,0 +1,127 @@
+"""A path that is wrong gets no figure; those that are right are timed in turns."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from manyheads.bench.contest import Contest, Pace, Result, hold
+from manyheads.bench.contestants import BEST_OF_TORCH, OURS, STOCK, Path, torch_paths
+from manyheads.bench.judge import BOUNDS, reference
+from manyheads.bench.probes import Peaks, probes
+from manyheads.bench.rotation import Buffer, Rotation
+from manyheads.bench.shape import Shape
+from manyheads.ops.answer import No, Yes
+
+SHAPE = Shape(8, 2, 16, 16, 64, "fp32")
+PACE = Pace(rounds=4, least=2, path_seconds=10.0, pause_seconds=0.0)
+RIGHT = torch_paths(1)[0]
+
+
+def path(name: str, prepare=RIGHT.prepare, supports=lambda shape: Yes()) -> Path:
+    return Path(name, name, 1, supports, prepare)
+
+
+def held(*paths: Path, pace: Pace = PACE) -> dict[str, Result]:
+    buffer = Buffer("fp32", 1 << 20, seed=0)
+    rotation = Rotation(buffer, SHAPE)
+    judged = rotation.step(0)
+    contest = hold(
+        paths, probes(buffer.words(), 1), shape=SHAPE, step=rotation.next, judged=judged, expected=reference(judged),
+        bound=BOUNDS["fp32"], moved_bytes=SHAPE.cache_bytes, flops=SHAPE.flops, pace=pace,
+    )  # fmt: skip
+    return {result.name: result for result in contest.results}
+
+
+def slightly_wrong(step):
+    """The right answer but for one head, a thousandth off."""
+    right = RIGHT.prepare(step)
+
+    def call():
+        out = right().clone()
+        out[0, 5] *= 1.001
+        return out
+
+    return call
+
+
+def test_a_wrong_path_gets_no_figure():
+    results = held(RIGHT, path("wrong", slightly_wrong))
+    wrong = results["wrong"]
+    assert wrong.seconds == ()
+    assert wrong.agrees is False
+    assert wrong.error == pytest.approx(1e-3, rel=1e-2)
+    assert "disagrees with the float64 reference: error 1.0e-03, at most 1e-05 is allowed" in wrong.reason
+    right = results[RIGHT.name]
+    assert right.agrees is True
+    assert len(right.seconds) == PACE.rounds
+    assert all(seconds > 0 for seconds in right.seconds)
+
+
+def test_a_path_that_cannot_or_fails_is_named_with_its_reason():
+    def failing(step):
+        raise RuntimeError("no such\ninstruction")
+
+    results = held(path("cannot", supports=lambda shape: No("too wide")), path("fails", failing), RIGHT)
+    assert (results["cannot"].reason, results["cannot"].agrees, results["cannot"].seconds) == ("too wide", None, ())
+    assert (results["fails"].reason, results["fails"].seconds) == ("failed: no such instruction", ())
+
+
+def test_paths_take_turns_each_on_another_cache():
+    order: list[tuple[str, int]] = []
+
+    def noting(name):
+        def prepare(step):
+            order.append((name, step.k.data_ptr()))
+            return RIGHT.prepare(step)
+
+        return path(name, prepare)
+
+    held(noting("a"), noting("b"))
+    timed = order[2:]  # after each was judged
+    assert sorted(name for name, _ in timed[:2]) == ["a", "b"]
+    assert [name for name, _ in timed].count("a") == PACE.rounds
+    assert all(before[1] != after[1] for before, after in itertools.pairwise(timed))
+
+
+def test_a_slow_path_sits_out():
+    def slow(step):
+        right = RIGHT.prepare(step)
+
+        def call():
+            time.sleep(0.02)
+            return right()
+
+        return call
+
+    results = held(path("slow", slow), RIGHT, pace=Pace(rounds=6, least=2, path_seconds=0.03, pause_seconds=0.0))
+    assert len(results["slow"].seconds) == 2
+    assert len(results[RIGHT.name].seconds) == 6
+
+
+def contest(*results: Result) -> Contest:
+    """Reading at 100 B/s what takes 1,000 B: 10 seconds at least."""
+    peaks = Peaks(100.0, "a probe", 1e9, 1e9)
+    return Contest(SHAPE, results, peaks, peaks, 1000, 1)
+
+
+def timed(name: str, family: str, *seconds: float) -> Result:
+    return Result(name, family, 1, 1e-7, 1e-5, seconds)
+
+
+def test_faster_than_the_machine_is_flagged():
+    slow, fast, too_fast = (timed("x", OURS, best, 30.0) for best in (20.0, 9.6, 9.5))
+    found = contest(slow, fast, too_fast)
+    assert found.floor.seconds == 10.0
+    assert [found.share(result) for result in (slow, fast)] == [0.5, pytest.approx(10 / 9.6)]
+    assert [found.impossible(result) for result in (slow, fast, too_fast)] == [False, False, True]
+
+
+def test_the_best_form_of_torch_may_be_its_stock_form():
+    stock, other = timed("s", STOCK, 2.0), timed("o", BEST_OF_TORCH, 3.0)
+    found = contest(stock, other, Result("n", BEST_OF_TORCH, 1, None, 1e-5, reason="cannot"))
+    assert found.of(BEST_OF_TORCH) is stock
+    assert found.of(STOCK) is stock
+    assert found.ours is None

@@ -1,0 +1,54 @@
+"""Bytes, FLOPs and the least time of a step, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from manyheads.bench.shape import Shape, floor
+from manyheads.errors import ManyheadsError
+
+
+def test_what_a_step_reads_and_multiplies():
+    shape = Shape(32, 8, 128, 128, 8192, "bf16")
+    assert shape.cache_bytes == 2 * 8 * 8192 * 128 * 2 == 33_554_432
+    assert shape.flops == 32 * 8192 * 128 * 4 == 134_217_728
+    assert Shape(32, 8, 128, 128, 8192, "fp32").cache_bytes == 67_108_864
+    # an int8 cache: a byte an element, and two floats a token and head
+    assert Shape(32, 8, 128, 128, 8192, "int8").cache_bytes == 16_777_216 + 2 * 8 * 8192 * 4
+
+
+def test_keys_and_values_of_two_sizes():
+    shape = Shape(128, 1, 576, 512, 8192, "fp32")
+    assert shape.cache_bytes == 8192 * (576 + 512) * 4
+    assert shape.flops == 2 * 128 * 8192 * (576 + 512)  # 1.14 GMACs
+
+
+def test_a_prompt_sees_half_of_the_square():
+    assert Shape(2, 1, 8, 8, 10, "fp32", queries=10).pairs == 2 * 55
+    assert Shape(2, 1, 8, 8, 10, "fp32", queries=3).pairs == 2 * (8 + 9 + 10)
+
+
+def test_the_least_time_is_the_larger_term():
+    slow_memory = floor(moved_bytes=1000, flops=100, bandwidth=10.0, peak=10.0)
+    assert (slow_memory.seconds, slow_memory.bound_by) == (100.0, "memory")
+    slow_products = floor(moved_bytes=1000, flops=100, bandwidth=1000.0, peak=10.0)
+    assert (slow_products.seconds, slow_products.bound_by) == (10.0, "compute")
+
+
+def test_what_a_copy_takes():
+    shape = Shape(32, 8, 128, 128, 1024, "bf16")
+    assert shape.copy_bytes() == 2 * 8 * 1024 * 128 * 2
+    assert shape.copy_bytes(heads=32) == 4 * shape.copy_bytes()
+    assert shape.copy_bytes(width=4) == 2 * shape.copy_bytes()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((32, 5, 8, 8, 4, "fp32"), "32 query heads cannot share 5 KV heads evenly"),
+        ((32, 8, 8, 8, 4, "fp8"), "'fp8' is not one of fp32, bf16, fp16, int8"),
+    ],
+)
+def test_what_is_no_shape(sizes, said):
+    with pytest.raises(ManyheadsError, match=said):
+        Shape(*sizes)
