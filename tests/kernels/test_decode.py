@@ -204,3 +204,17 @@ def test_shapes_that_do_not_fit_have_a_reason():
     for change in ((q, k[:, :, :9], v), (q[..., :8], k, v), (q[0], k, v), (q, k.expand(2, -1, -1, -1), v)):
         assert "shapes that do not fit" in supports(*change).reason
     assert "3 query heads are not a multiple of 2" in supports(q[:, :3], k, v).reason
+
+
+def test_scratch_arrays_live_as_long_as_they_are_used():
+    """Their addresses do not keep them alive: once they were freed, and the int8 path's temporaries were put there."""
+    q, k, v = made((1, 91, 1, 1, 339, 64, 64), torch.float32)
+    scales = [x.abs().amax(-1) / 127 for x in (k, v)]
+    k8, v8 = ((x / s[..., None]).round().to(torch.int8) for x, s in zip((k, v), scales, strict=True))
+    found = []
+    for size in range(30):
+        _between = torch.randn(1000 + 777 * size)  # moves what is allocated next
+        found.append(
+            decode(q, k8, v8, Keys.causal(1, 1, 339), scale=0.1, k_scale=scales[0], v_scale=scales[1], threads=1)
+        )
+    assert all(torch.equal(each, found[0]) for each in found)

@@ -102,6 +102,10 @@ def kernel(kind: int, head_dim: int, v_head_dim: int) -> Kernel:
                     widened_mix(place, t_row, rows, v_place, 4 * widened_columns, count, a_task, a_row)
                 else:
                     block_mix(place, t_row, rows, v_tile, v_strides[2], count, a_task, a_row)
+        # An address does not keep its array alive: without a use down here, Numba frees them as soon as they are taken.
+        tile[:0] = 0.0
+        packed[:0] = 0.0
+        values[:0] = 0.0
 
     return run
 
