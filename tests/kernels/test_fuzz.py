@@ -1,0 +1,18 @@
+"""300 random requests to the decode kernel against attention in float64; bench/kernel_fuzz.py makes 10,000 of them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("numba")
+
+from hypothesis import given, settings
+
+from kernel_requests import KernelRequest, check, kernel_requests
+
+
+@settings(max_examples=300)
+@given(kernel_requests(sizes=[(64, 64), (64, 64), (40, 24)]))
+def test_a_random_request(asked: KernelRequest) -> None:
+    check(asked)
