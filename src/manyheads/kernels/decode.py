@@ -14,11 +14,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 
 from manyheads.kernels import lanes
-from manyheads.kernels.caching import can_be_kept
+from manyheads.kernels.caching import compiled
 from manyheads.kernels.micro import mix, pack, row_maximum, scores, scores_packed, softmax_row, widen
 
 __all__ = ["TILE_KEYS", "Kernel", "kernel", "merge"]
@@ -31,12 +30,6 @@ TILE_KEYS = 128
 PACKED_TILE_KEYS = 64
 # From so many rows on, turning a tile once costs less than adding lanes for every block of rows.
 PACKED_ROWS = 12
-_OPTIONS: dict[str, Any] = {
-    "nogil": True,
-    "cache": can_be_kept(),
-    "error_model": "numpy",
-    "boundscheck": False,
-}
 
 
 @cache
@@ -49,7 +42,7 @@ def kernel(kind: int, head_dim: int, v_head_dim: int) -> Kernel:
     adjust = _adjusted()
     quantised = kind == lanes.INT8
 
-    @numba.njit(**_OPTIONS)
+    @compiled
     def run(
         first, step, tasks, rows, kv_heads, splits, q, k, k_strides, v, v_strides, k_scale, v_scale, low, high,
         bias, bias_strides, slopes, positions, softcap, queries, accumulated, top, total,
@@ -120,7 +113,7 @@ def _packed_scores(kind: int, size: int) -> Kernel:
     """Scores of many rows over 32 keys at a time: they are turned once, then pass under blocks of 8, 4, 2 and single rows."""
     columns = _padded(kind, size)
 
-    @numba.njit(**_OPTIONS)
+    @compiled
     def run(q, q_row, rows, k, k_row, pairs, out, out_row, packed):
         for pair in range(pairs):
             keys, place = k + 32 * pair * k_row, out + 128 * pair
@@ -145,7 +138,7 @@ def _packed_scores(kind: int, size: int) -> Kernel:
 def _widen_tile(kind: int, size: int) -> Kernel:
     """A tile of V as fp32, widened once for all blocks of rows."""
 
-    @numba.njit(**_OPTIONS)
+    @compiled
     def run(v, v_row, count, out, out_row):
         for n in range(count):
             widen(kind, size, v + n * v_row, np.float32(1.0), out + n * out_row)
@@ -156,7 +149,7 @@ def _widen_tile(kind: int, size: int) -> Kernel:
 def _score_blocks(kind: int, size: int) -> Kernel:
     """Scores of all rows over a tile: four rows by four keys at a time, fewer rows with more keys."""
 
-    @numba.njit(**_OPTIONS)
+    @compiled
     def run(q, q_row, rows, k, k_row, count, out, out_row):
         row = 0
         while rows - row >= 4:
@@ -231,7 +224,7 @@ def _mix_blocks(kind: int, size: int) -> Kernel:
     narrow_rest, wide_rest = max(narrow_left, 1), max(wide_left, 1)
     narrow_loads, wide_loads = -(-narrow_rest // per_load), -(-wide_rest // per_load)
 
-    @numba.njit(**_OPTIONS)
+    @compiled
     def run(p, p_row, rows, v, v_row, count, out, out_row):
         row = 0
         while rows - row >= 4:
@@ -269,7 +262,7 @@ def _mix_blocks(kind: int, size: int) -> Kernel:
     return run
 
 
-@numba.njit(**_OPTIONS)
+@compiled
 def _biased(
     line, count, key, batch, head, query, low, high, bias, bias_strides, slopes, positions, softcap
 ):  # fmt: skip
@@ -288,7 +281,7 @@ def _biased(
     line[min(count, max(0, high[batch, query] - key)) : count] = -np.inf
 
 
-@numba.njit(**_OPTIONS)
+@compiled
 def _weigh(tile, place, rows, count, task, top, total, accumulated):
     """e^(s - m) of each row in place, its running maximum and sum; what a row has mixed so far shrinks with them."""
     vectors = (count + 15) // 16
@@ -317,7 +310,7 @@ def _weigh(tile, place, rows, count, task, top, total, accumulated):
 def _adjusted() -> Kernel:
     """What acts on scores before the softmax, row by row: an int8 cache's scales, cap, biases, bounds."""
 
-    @numba.njit(**_OPTIONS)
+    @compiled
     def run(
         tile, rows, count, key, batch, head, low, high, k_scale, bias, bias_strides, slopes, positions, softcap,
         queries, quantised,
@@ -340,7 +333,7 @@ def merge(kind: int, v_head_dim: int) -> Kernel:
     """Adds up the stretches of each row and divides: zeros where nothing was seen; BF16's columns back in order."""
     interleaved = kind == lanes.BF16
 
-    @numba.njit(**_OPTIONS)
+    @compiled
     def run(accumulated, top, total, splits, kv_heads, sinks, queries, out):
         for group in range(out.shape[0] * kv_heads):
             batch, head = group // kv_heads, group % kv_heads

@@ -93,9 +93,10 @@ def mix(typingctx, rows, vectors, kind, left, p, p_stride, v, v_stride, keys, ou
             for r in range(r_count)
         ]
         sums = [[cgutils.alloca_once(builder, lanes.VECTOR) for _ in range(width)] for _ in range(r_count)]
+        # From zero: sums of a tile are added to those of all tiles once, so that rounding grows with tiles and not with keys.
         for r in range(r_count):
             for column in range(width):
-                builder.store(lanes.load(builder, places[r][column]), sums[r][column])
+                builder.store(lanes.splat(0.0), sums[r][column])
         with cgutils.for_range(builder, keys) as loop:
             row = builder.add(v, builder.mul(v_stride, loop.index))
             values: list[ir.Value] = []
@@ -109,7 +110,8 @@ def mix(typingctx, rows, vectors, kind, left, p, p_stride, v, v_stride, keys, ou
                     builder.store(grown, sums[r][column])
         for r in range(r_count):
             for column in range(width):
-                lanes.store(builder, builder.load(sums[r][column]), places[r][column])
+                place = places[r][column]
+                lanes.store(builder, builder.fadd(lanes.load(builder, place), builder.load(sums[r][column])), place)
         return context.get_dummy_value()
 
     return signature, generate
