@@ -245,7 +245,9 @@ def as_kept(spec: AttentionSpec, x: Tensor, kv: Kept | tuple[Tensor, Tensor]) ->
         if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (x.shape[0], heads, size):
             raise SpecError(f"{to_text(spec)} reads keys and values {wanted}, found {shape}")
     if kept.newest is not None and kept.newest.shape[1] != x.shape[1]:
-        raise SpecError(f"the {kept.newest.shape[1]} newest keys stand at positions of their own, x has {x.shape[1]} tokens")
+        raise SpecError(
+            f"the {kept.newest.shape[1]} newest keys stand at positions of their own, x has {x.shape[1]} tokens"
+        )
     return kept
 
 
