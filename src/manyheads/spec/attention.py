@@ -80,7 +80,8 @@ class AttentionSpec:
     mask           Bidirectional, Causal, Window, Band or Chunk
     source         Self, Cross or Borrowed
     bias           bias vectors of the four projections
-    scale          factor on the logits, always explicit (1/sqrt(head_dim) in the paper, 1 in T5; State ignores it)
+    scale          factor on the logits, always explicit (1/sqrt(head_dim) in the paper, 1 in T5); of linear attention it
+                   acts where the sum is not normalised, and cancels where it is
     softcap        logits become softcap · tanh(logits / softcap) (Gemma 2); None for no cap
     sinks          one learned extra logit a head in the softmax's denominator (gpt-oss)
     qk_norm        norm of queries and keys; None for none
