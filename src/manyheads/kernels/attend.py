@@ -15,12 +15,11 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.kernels import lanes, pool
 from manyheads.kernels.decode import kernel, merge
-from manyheads.kernels.keys import Keys
+from manyheads.kernels.keys import MOST_QUERIES, Keys
 from manyheads.ops.answer import Answer, No, Yes
 
 __all__ = ["LARGEST_HEAD", "MOST_QUERIES", "Keys", "decode", "supports"]
 
-MOST_QUERIES = 16
 LARGEST_HEAD = 1024
 _KINDS = {
     torch.float32: lanes.FP32,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Keys"]
+__all__ = ["MOST_QUERIES", "Keys"]
+
+MOST_QUERIES = 16
 
 
 @dataclass(frozen=True, eq=False)

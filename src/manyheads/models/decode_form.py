@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from manyheads.kernels.keys import MOST_QUERIES
 from manyheads.models import bounds
 from manyheads.models.door_call import Call
 from manyheads.models.handed import Handed, Packed
@@ -23,7 +23,7 @@ from manyheads.models.latent_seam import Expanded, latent_of
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.bias import Alibi
 
-__all__ = ["KERNEL", "KernelForm"]
+__all__ = ["KERNEL", "KernelForm", "load"]
 
 # Where torch's function takes as long as the kernel: products of queries, keys and what each pair reads. Below, the 40 us
 # that starting the kernel takes weigh more than what it saves (bench/decode_threshold.py, one thread, caches from memory).
@@ -32,6 +32,8 @@ _LEAST_WORK: dict[torch.dtype, tuple[int, int]] = {  # (query heads share keys, 
     torch.bfloat16: (2**21, 2**24),  # torch reads unshared bfloat16 at the same speed
     torch.float16: (2**17, 2**19),
 }
+_NUMBA = importlib.util.find_spec("numba") is not None
+_loaded: list[Callable[..., Tensor]] = []  # the operator
 _LEAST_WORK_OF_SEVERAL = 2**17
 _LEAST_KEYS_OF_SEVERAL = 128
 _LEAST_KEYS_OF_MANY = 256
@@ -44,8 +46,12 @@ class KernelForm:
 
     def supports(self, call: Call) -> Answer:
         """Whether the kernel computes this call, or No(reason)."""
-        if not _numba_is_there():
+        if not _NUMBA:
             return No("numba is not installed; pip install 'manyheads[models]' brings it")
+        if call.q.shape[2] > MOST_QUERIES:  # said here too, so that who only reads prompts never waits for Numba
+            return No(f"the kernels take 1 to {MOST_QUERIES} new queries, found {call.q.shape[2]}")
+        if torch.compiler.is_compiling() and not _loaded:
+            return No("the operator must be there before a graph is made: manyheads.enable() loads it")
         if call.dropout:
             return No(f"the kernels have no dropout, {call.dropout} was asked for")
         if isinstance(call.bias, Tensor) and call.bias.requires_grad and torch.is_grad_enabled():
@@ -90,7 +96,7 @@ class KernelForm:
             slopes, positions, bias = bias.slopes, torch.arange(s - t, s), None
         if seen.hidden is not None:
             bias = seen.hidden if bias is None else bias + seen.hidden
-        decode = _traced() if torch.compiler.is_compiling() else _direct()
+        decode = _loaded[0] if torch.compiler.is_compiling() else _direct()
         return decode(
             q, _stored(k), _stored(v), seen.keys, scale=call.scale, bias=bias, slopes=slopes, positions=positions,
             softcap=call.softcap, sinks=call.sinks, k_scale=_scales(k), v_scale=_scales(v),
@@ -119,19 +125,16 @@ def _long_enough(call: Call) -> Answer:
     return Yes()
 
 
-@cache
-def _numba_is_there() -> bool:
-    return importlib.util.find_spec("numba") is not None
+def load() -> None:
+    """Load the kernels and their operator, so that torch.compile can trace a call of it; without Numba, nothing."""
+    if _NUMBA:
+        from manyheads.kernels import op
+
+        _loaded[:] = [op.decode]
 
 
 def _direct() -> Callable[..., Tensor]:
     from manyheads.kernels.attend import decode
-
-    return decode
-
-
-def _traced() -> Callable[..., Tensor]:
-    from manyheads.kernels.op import decode
 
     return decode
 
