@@ -43,6 +43,18 @@ OPTIONS: dict[str, list[str]] = {
         "--output FOLDER",
         "--debug",
     ],
+    "explain": [
+        "MODEL",
+        "--revision REV",
+        "--assume full",
+        "--context N = 8k",
+        "--batch N = 1",
+        "--dtype TYPE",
+        "--cache-dtype TYPE = model",
+        "--json",
+        "--output FILE",
+        "--debug",
+    ],
     "models": [
         "[WORDS] *",
         "--scheme SCHEME {mha|gqa|mqa|mla|linear|window}",

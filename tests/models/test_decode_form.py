@@ -143,7 +143,8 @@ def test_a_packed_cache_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> N
     ("change", "name", "reason"),
     [
         ({"s": 40}, "sdpa", "40 keys: 40,960 products, and the kernel is quicker from"),
-        ({"s": 40, "softcap": 2.0}, "plain", "torch's SDPA has no softcap"),
+        ({"s": 40, "softcap": 2.0}, "kernel", ""),
+        ({"s": 40, "softcap": 2.0, "dropout": 0.1}, "plain", "torch's SDPA has no softcap"),
         ({"s": 40_000, "t": 17, "softcap": 2.0}, "tiled", "1 to 16 new queries, found 17"),
         ({"s": 9000, "dropout": 0.1}, "sdpa", "no dropout, 0.1 was asked for"),
         ({"s": 9000}, "kernel", ""),

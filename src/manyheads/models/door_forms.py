@@ -43,13 +43,13 @@ def _sdpa(call: Call) -> Tensor:
 
 
 def pick(call: Call) -> Taken:
-    """What "auto" takes: the decode kernel where it is the quickest, else torch's function where it computes this, else
-    written out while that is small, else in tiles.
+    """What "auto" takes: the decode kernel where it is the quickest, else torch's function where it computes this, else the
+    kernel after all, else written out while that is small, else in tiles.
     """
-    kernel = KERNEL.pays(call)
+    other = sdpa.supports(call.q, call.k, call.v, **call.options)
+    kernel = KERNEL.pays(call) if other else KERNEL.supports(call)
     if isinstance(kernel, Yes):
         return Taken("kernel", "")
-    other = sdpa.supports(call.q, call.k, call.v, **call.options)
     if isinstance(other, Yes):
         return Taken("sdpa", kernel.reason)
     b, h, t, _ = call.q.shape

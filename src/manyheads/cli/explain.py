@@ -1,0 +1,52 @@
+"""`manyheads explain MODEL`: which path attention would take, and why. A thin caller of `manyheads.models.explaining`."""
+
+from __future__ import annotations
+
+import argparse
+
+from manyheads.cli import quantities
+from manyheads.cli.common import add_json, add_output, emit, need
+from manyheads.cli.cost import add_model
+from manyheads.errors import ManyheadsError
+
+__all__ = ["configure", "run"]
+
+_DTYPES = ("fp32", "bf16", "fp16")
+_CACHE_DTYPES = ("model", *_DTYPES, "int8")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    add_model(parser)
+    parser.add_argument("--context", metavar="N", default="8k", help="tokens that are cached (default 8k = 8,192)")
+    parser.add_argument("--batch", metavar="N", default="1", help="sequences at once (default 1)")
+    parser.add_argument("--dtype", metavar="TYPE", default="", help="run in fp32, bf16 or fp16 (default: the file's)")
+    parser.add_argument(
+        "--cache-dtype", metavar="TYPE", default="model", help="keep in model, fp32, bf16, fp16 or int8 (default model)"
+    )
+    add_json(parser)
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the paths; 1 where the model's attention does not pass through the door."""
+    from manyheads.checkpoints import open_model
+
+    context = quantities.contexts(options.context)[-1]
+    batch = quantities.positive("--batch", options.batch, 2**20)
+    if options.dtype and options.dtype not in _DTYPES:
+        raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(_DTYPES)}")
+    if options.cache_dtype not in _CACHE_DTYPES:
+        raise ManyheadsError(f"--cache-dtype {options.cache_dtype!r} is not one of {', '.join(_CACHE_DTYPES)}")
+    checkpoint = open_model(options.model, revision=options.revision, assume=options.assume)
+    for package in ("torch", "transformers"):
+        need(package, to="ask its attention functions")
+
+    from manyheads.models.explaining import Asked, explain
+
+    stored = checkpoint.weight_dtype if checkpoint.weight_dtype in _DTYPES else "bf16"
+    report = explain(checkpoint, Asked(context, batch, options.dtype or stored, options.cache_dtype))
+    emit(report, options)
+    door = report.data["door"]
+    assert isinstance(door, dict)
+    return 0 if door["passes"] else 1
