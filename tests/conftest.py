@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,8 +13,16 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# No deadline: the same example takes ten times as long on a machine that is busy with something else.
-hypothesis.settings.register_profile("manyheads", deadline=None, print_blob=True)
+# No deadline, and no complaint about slow draws: the same example takes ten times as long on a machine that is busy with
+# something else. In CI the examples are the same each time, so that a change is judged and not the dice; at a desk they
+# are new ones, which find what CI does not.
+hypothesis.settings.register_profile(
+    "manyheads",
+    deadline=None,
+    print_blob=True,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("manyheads")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
