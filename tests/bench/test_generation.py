@@ -9,7 +9,7 @@ from manyheads.bench.data import generation_data
 from manyheads.bench.generation import generation
 from manyheads.bench.generation_tables import generation_tables
 from manyheads.bench.parts import ATTENTION, CACHE, HEAD, LINEAR, watching
-from manyheads.bench.ways import LLAMA_CPP, TransformersWay, clock, ways
+from manyheads.bench.ways import LLAMA_CPP, LlamaCppWay, TransformersWay, clock, ways
 from manyheads.report.jsonform import encode
 
 pytest.importorskip("transformers")
@@ -111,3 +111,20 @@ def test_the_clock_never_stops_anything(model):
     assert out.shape[1] == 8
     assert len(at) == 5
     assert at == sorted(at)
+
+
+@pytest.mark.real
+def test_llama_cpp_forgets_what_came_after_the_prompt(smollm2_file):
+    pytest.importorskip("llama_cpp")
+    way = LlamaCppWay(smollm2_file, 1, 256)
+
+    def after() -> torch.Tensor:
+        way._llama.eval([5])
+        logits = torch.tensor(way._llama._ctx.get_logits_ith(-1)[: way._llama.n_vocab()])
+        way._rewind()
+        return logits
+
+    assert way.read([7, 8, 9, 10]) > 0
+    before = after()
+    assert len(way.tokens(5, 3)) == 3
+    assert after().equal(before)

@@ -100,3 +100,13 @@ def test_a_plot_has_a_line_a_path_and_the_roofline():
     assert picture.count("<polyline") == 3
     assert ">roofline</text>" in picture
     assert plots((few,)) == []
+
+
+def test_a_pipe_of_eighty_columns_keeps_every_path_on_its_line():
+    told = report(
+        Measured((contest(timed(OURS, 0.00123), timed(ONNXRUNTIME, 0.123)),), around={"threads": 2}), title="t"
+    )
+    lines = as_text(told).splitlines()
+    assert max(map(len, lines)) <= 80
+    (mine,) = [line.split() for line in lines if "  manyheads " in line]
+    assert mine == ["2,048", "manyheads", "2", "1.23", "ms", "1.23", "ms", "81%", "1.0e-06"]

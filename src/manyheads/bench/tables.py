@@ -78,7 +78,7 @@ def report(measured: Measured, *, title: str) -> Report:
     tables = [_machine(measured)]
     if measured.decode:
         tables.append(summary(measured.decode))
-        tables += [_paths(_question(group), group) for group in _groups(measured.decode)]
+        tables += [_paths(_question(group), group, typed=False) for group in _groups(measured.decode)]
     if measured.latent:
         tables.append(_paths("Is a latent cache attended to as it stands, or expanded first?", measured.latent))
     if measured.prefill:
@@ -189,13 +189,14 @@ def _onnxruntime(contest: Contest, contests: Sequence[Contest]) -> Result | None
     return next((other.of(ONNXRUNTIME) for other in contests if _named(other) == wanted), None)
 
 
-def _paths(question: str, contests: Sequence[Contest]) -> Table:
-    names = ("type", "tokens", "path", "threads", "median", "best", "of roofline", "error")
+def _paths(question: str, contests: Sequence[Contest], *, typed: bool = True) -> Table:
+    """Every path of some contests; `typed`: they differ in their type too."""
+    names = (*(("type",) if typed else ()), "tokens", "path", "threads", "median", "best", "of roofline", "error")
     columns = tuple(Column(name, "left" if name in ("type", "path") else "right") for name in names)
     rows: list[tuple[str, ...]] = []
     notes: dict[str, None] = {}
     for contest in contests:
-        head = (contest.shape.dtype, number(contest.shape.keys))
+        head = (*((contest.shape.dtype,) if typed else ()), number(contest.shape.keys))
         floor = contest.median_floor
         best = duration(contest.floor.seconds)
         rows.append((*head, f"roofline, {floor.bound_by}", _NONE, duration(floor.seconds), best, "100%", _NONE))

@@ -101,7 +101,7 @@ class LlamaCppWay:
     def __init__(self, path: str, threads: int, context: int) -> None:
         import llama_cpp
 
-        self.name, self.threads = f"{LLAMA_CPP} {llama_cpp.__version__} (packed weights, fp16 cache)", threads
+        self.name, self.threads = f"{LLAMA_CPP}, weights packed, fp16 cache", threads
         self._llama = llama_cpp.Llama(
             path, n_ctx=context, n_batch=512, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import time
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         dtypes=dtypes, threads=threads, quick=options.quick, seed=options.seed, command=_command(options),
     )  # fmt: skip
     measured = bench(request, say=lambda text: progress(f"{time.perf_counter() - began:6.1f} s  {text}"))
-    told = report(measured, title=f"{options.model or 'Attention'}: measured on this machine")
+    told = report(measured, title=f"{os.path.basename(options.model) or 'Attention'}: measured on this machine")
     _deliver(told, measured, options)
     return 1 if faults(measured) else 0
 
