@@ -125,3 +125,30 @@ def test_the_best_form_of_torch_may_be_its_stock_form():
     assert found.of(BEST_OF_TORCH) is stock
     assert found.of(STOCK) is stock
     assert found.ours is None
+
+
+def test_the_next_call_waits_until_the_last_ones_threads_are_still():
+    """A thread that spins for 30 ms keeps it waiting; a still process is not kept for long, and nobody is for ever."""
+    from threading import Thread
+
+    from manyheads.bench.contest import _settle
+
+    def spin(seconds: float) -> None:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+
+    def waited(most: float, busy: float) -> float:
+        thread = Thread(target=spin, args=(busy,))
+        began = time.perf_counter()
+        if busy:
+            thread.start()
+        _settle(most)
+        passed = time.perf_counter() - began
+        if busy:
+            thread.join()
+        return passed
+
+    assert min(waited(1.0, 0.03) for _ in range(3)) > 0.02
+    assert min(waited(1.0, 0.0) for _ in range(5)) < 0.02
+    assert min(waited(0.01, 0.2) for _ in range(3)) < 0.1

@@ -26,15 +26,18 @@ IMPOSSIBLE = 1.05
 """A path at more than this share of the roofline was not measured right: the roofline, or what was read, is wrong."""
 
 
+_STILL_SECONDS = 0.002
+
+
 @dataclass(frozen=True)
 class Pace:
-    """How often and how long: rounds, the seconds after which a slow path sits out (after `least` rounds), and the pause
-    before each call in which the threads of the last one stop spinning."""
+    """How often and how long: rounds, the seconds after which a slow path sits out (after `least` rounds), and the longest
+    pause before each call, in which the threads of the last one stop spinning."""
 
     rounds: int = 15
     least: int = 3
     path_seconds: float = 1.5
-    pause_seconds: float = 0.01
+    pause_seconds: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -155,8 +158,19 @@ def _rounds(runners: Mapping[str, Callable[[], Callable[[], object]]], pace: Pac
                 if len(done) >= pace.least and sum(done) > pace.path_seconds:
                     continue
                 call = runners[name]()
-                time.sleep(pace.pause_seconds)
+                _settle(pace.pause_seconds)
                 began = time.perf_counter()
                 call()
                 done.append(time.perf_counter() - began)
     return seconds
+
+
+def _settle(most_seconds: float) -> None:
+    """Waits until this process is still: torch's OpenMP threads spin for 4 to 9 ms after a call, on the cores of the next."""
+    until = time.perf_counter() + most_seconds
+    used = time.process_time()
+    while time.perf_counter() < until:
+        time.sleep(_STILL_SECONDS)
+        before, used = used, time.process_time()
+        if used - before < _STILL_SECONDS / 10:
+            return

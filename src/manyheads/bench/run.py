@@ -28,6 +28,7 @@ CONTEXTS = (2048, 8192, 32768)
 KV_HEADS = (32, 8, 4, 1)
 HEADS, HEAD_DIM = 32, 128
 LATENT_ROWS = 8192
+_LATENT_DTYPES = ("fp32", "bf16")  # unless others are asked for: expanding takes seconds a step
 _PREFILL_TOKENS = 1024
 _MORE_PACKAGES = ("numba", "onnxruntime", "llama_cpp_python")
 _QUICK = Pace(rounds=5, least=2, path_seconds=0.4)
@@ -69,7 +70,8 @@ def bench(request: Request, *, say: Say = lambda _: None) -> Measured:
     absorbed: tuple[Contest, ...] = ()
     for sizes in latents:
         rows = contexts if request.model else (LATENT_ROWS,)
-        absorbed += tuple(each for keys in rows for each in latent(sizes, keys, dtypes, plan))
+        types = request.dtypes or _LATENT_DTYPES
+        absorbed += tuple(each for keys in rows for each in latent(sizes, keys, types, plan))
     whole = _prefill(heads, dtypes, plan)
     told, why = tokens(request, say=say) if request.model else (None, "")
     notes += [plan.room.note] if plan.room.note else []
