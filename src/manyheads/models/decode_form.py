@@ -69,16 +69,13 @@ class KernelForm:
 
     def pays(self, call: Call) -> Answer:
         """Whether the kernel computes this call and nothing else is quicker, or No(reason)."""
-        answer = self.supports(call)
-        if not answer:
-            return answer
-        if isinstance(call.k, Expanded):
-            return (
-                Yes()
-                if call.k.shape[2] > call.q.shape[2]
-                else No("nothing is cached yet: the heads are made once, and read once")
-            )
-        return Yes() if isinstance(call.k, Handed) else _long_enough(call)
+        if isinstance(call.k, Expanded) and call.k.shape[2] <= call.q.shape[2]:
+            return No("nothing is cached yet: the heads are made once, and read once")
+        if not isinstance(call.k, Handed):
+            answer = _long_enough(call)
+            if not answer:
+                return answer
+        return self.supports(call)
 
     def __call__(self, call: Call) -> Tensor:
         """(b, h, t, v) of a call that is supported."""
@@ -112,7 +109,9 @@ def _long_enough(call: Call) -> Answer:
     kv_heads, s = call.k.shape[1:3]
     work = b * h * t * s * (q + call.v.shape[3])
     if t == 1:
-        least = _LEAST_WORK[call.k.dtype][h == kv_heads]
+        least = _LEAST_WORK.get(call.k.dtype, (0, 0))[h == kv_heads]
+    elif t > MOST_QUERIES:
+        least = 0  # not for the kernel at all, as `supports` says
     else:
         keys = _LEAST_KEYS_OF_SEVERAL if t <= 8 else _LEAST_KEYS_OF_MANY
         if s < keys:

@@ -46,12 +46,15 @@ def pick(call: Call) -> Taken:
     """What "auto" takes: the decode kernel where it is the quickest, else torch's function where it computes this, else the
     kernel after all, else written out while that is small, else in tiles.
     """
-    other = sdpa.supports(call.q, call.k, call.v, **call.options)
-    kernel = KERNEL.pays(call) if other else KERNEL.supports(call)
+    kernel = KERNEL.pays(call)
     if isinstance(kernel, Yes):
         return Taken("kernel", "")
+    other = sdpa.supports(call.q, call.k, call.v, **call.options)
     if isinstance(other, Yes):
         return Taken("sdpa", kernel.reason)
+    kernel = KERNEL.supports(call)
+    if isinstance(kernel, Yes):
+        return Taken("kernel", "")
     b, h, t, _ = call.q.shape
     name = "plain" if b * h * t * call.k.shape[2] <= _LARGEST_PLAIN_ELEMENTS else "tiled"
     return Taken(name, f"{kernel.reason}; {other.reason}")

@@ -74,6 +74,12 @@ class FullLayer(CacheLayerMixin):
         if self._key_width is not None:
             self._key_rows.append(self._encoded(torch.cat((keys, values), 3)))
             return
+        if self.stored == torch.int8 and keys.shape == values.shape and keys.dtype == values.dtype:
+            heads = keys.shape[1]  # both at once: of one new token, the number of steps is what takes time
+            both = self._encoded(torch.cat((keys, values), 1))
+            self._key_rows.append([x[:, :heads] for x in both])
+            self._value_rows.append([x[:, heads:] for x in both])
+            return
         self._key_rows.append(self._encoded(keys))
         self._value_rows.append(self._encoded(values))
 

@@ -95,7 +95,10 @@ class Latent:
         _, w_v = _weights(self.module)
         b, h, t, rank = mixed.shape
         by_head = mixed.transpose(0, 1).reshape(h, b * t, rank)
-        return torch.bmm(by_head, w_v.mT).view(h, b, t, -1).transpose(0, 1)
+        # in 16 bits torch's product is twice as quick with the matrix on the left, in 32 with the vector
+        narrow = mixed.dtype in (torch.bfloat16, torch.float16)
+        made = torch.bmm(w_v, by_head.mT).mT if narrow else torch.bmm(by_head, w_v.mT)
+        return made.reshape(h, b, t, -1).transpose(0, 1)
 
 
 class Expanded(Handed):

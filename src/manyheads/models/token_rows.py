@@ -37,7 +37,7 @@ class TokenRows:
     def view(self, last: int | None = None) -> tuple[Tensor, ...]:
         """The tensors, or their `last` tokens."""
         start = self._start if last is None else max(self._start, self._stop - last)
-        return tuple(buffer[:, :, start : self._stop] for buffer in self._buffers)
+        return tuple([buffer.narrow(2, start, self._stop - start) for buffer in self._buffers])
 
     def replace(self, tensors: Sequence[Tensor]) -> None:
         """These instead of what is held; they are not written to, the next token is copied with them."""
@@ -49,7 +49,8 @@ class TokenRows:
         if not self._buffers:
             self._buffers = [x.new_empty((*x.shape[:2], 0, *x.shape[3:])) for x in new]
         _check(self._buffers, new)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (*self._buffers, *new)):
+        learning = torch.is_grad_enabled()
+        if learning and any(x.requires_grad for x in (*self._buffers, *new)):
             self.replace([torch.cat(pair, 2) for pair in zip(self.view(), new, strict=True)])
             return
         count = new[0].shape[2]
@@ -57,7 +58,7 @@ class TokenRows:
             self._move(count)
         for buffer, x in zip(self._buffers, new, strict=True):
             # .data: what autograd has saved of older tokens does not change, so it need not hear of this
-            buffer.data[:, :, self._stop : self._stop + count].copy_(x)
+            (buffer.data if learning else buffer).narrow(2, self._stop, count).copy_(x)
         self._stop += count
 
     def _unfit(self) -> bool:
@@ -113,7 +114,8 @@ class TokenRows:
 
 def _check(held: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     for old, x in zip(held, new, strict=True):
-        if (*old.shape[:2], *old.shape[3:]) != (*x.shape[:2], *x.shape[3:]) or old.dtype != x.dtype:
+        was, comes = old.shape, x.shape
+        if was[:2] != comes[:2] or was[3:] != comes[3:] or old.dtype != x.dtype:
             raise BackendError(
                 f"the cache holds (batch, heads, tokens, width) {tuple(old.shape)} in {old.dtype}, new tokens come as "
                 f"{tuple(x.shape)} in {x.dtype}; valid: the same but for the tokens"
