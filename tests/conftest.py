@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
