@@ -29,12 +29,13 @@ __all__ = ["KERNEL", "KernelForm", "load"]
 # that starting the kernel takes weigh more than what it saves (bench/decode_threshold.py, one thread, caches from memory).
 _LEAST_WORK: dict[torch.dtype, tuple[int, int]] = {  # (query heads share keys, each has its own), one new query
     torch.float32: (2**20, 2**20),
-    torch.bfloat16: (2**21, 2**24),  # torch reads unshared bfloat16 at the same speed
-    torch.float16: (2**17, 2**19),
+    torch.bfloat16: (2**22, 2**24),  # torch reads unshared bfloat16 at the same speed
+    torch.float16: (2**17, 2**18),
 }
 _NUMBA = importlib.util.find_spec("numba") is not None
 _loaded: list[Callable[..., Tensor]] = []  # the operator
 _LEAST_WORK_OF_SEVERAL = 2**17
+_LEAST_KEYS_FLOAT32 = 512
 _LEAST_KEYS_OF_SEVERAL = 128
 _LEAST_KEYS_OF_MANY = 256
 
@@ -109,6 +110,8 @@ def _long_enough(call: Call) -> Answer:
     kv_heads, s = call.k.shape[1:3]
     work = b * h * t * s * (q + call.v.shape[3])
     if t == 1:
+        if call.k.dtype == torch.float32 and s < _LEAST_KEYS_FLOAT32:
+            return No(f"{s} keys, and in float32 the kernel is quicker from {_LEAST_KEYS_FLOAT32} keys on")
         least = _LEAST_WORK.get(call.k.dtype, (0, 0))[h == kv_heads]
     elif t > MOST_QUERIES:
         least = 0  # not for the kernel at all, as `supports` says
