@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -138,14 +139,42 @@ def test_nowhere_to_keep_what_is_compiled(python, expected) -> None:
 def test_kept_code_knows_all_that_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numba looks at the file of a function alone; what that calls is in others."""
     from manyheads.kernels import caching
-    from manyheads.kernels import decode as kernels
+    from manyheads.kernels.decode import kernel
 
-    stamp = kernels._weigh._cache._cache_file._source_stamp
+    stamp = kernel(0, 64, 64).code._cache._cache_file._source_stamp
     monkeypatch.setattr(caching, "_sources", caching._sources.__wrapped__)
     assert stamp[1] == caching._sources()
+    imported = set(re.findall(r"from manyheads\.kernels\.?(\w*) import", (SOURCE / "kernels/decode.py").read_text()))
+    assert imported <= {Path(name).stem for name in caching._SOURCES} | {"", "caching"}
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == "micro.py" else b""))
     assert stamp[1] != caching._sources()
+
+
+def test_kept_kernels_of_several_processes_together(python, tmp_path: Path) -> None:
+    """Each kernel compiled by a process of its own, then all taken from the disk by one: each keeps its own functions.
+
+    Numba names the functions inside by a number that every process counts anew; kernels that shared names overwrote the
+    heap, since one used the sizes of the other. And a second process compiles nothing.
+    """
+    sizes = [(64, 64), (128, 128), (40, 24)]
+    rest = """
+from manyheads.kernels.decode import kernel
+def error(size, out):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, m, d, generator=draw) for n, m, d in ((6, 1, size), (2, 300, size), (2, 300, out)))
+    found = decode(q, k, v, Keys.causal(1, 1, 300), scale=0.1)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.1, enable_gqa=True)
+    return float((found - expected).abs().max()), kernel(0, size, out).from_disk
+"""
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "MANYHEADS_THREADS": "1"}
+    for size in sizes:
+        done = python("-c", script(rest) + f"print(json.dumps(error{size}))", env=env)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == [pytest.approx(0, abs=1e-6), False]
+    done = python("-c", script(rest) + f"print(json.dumps([error(*size) for size in {sizes}]))", env=env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[pytest.approx(0, abs=1e-6), True]] * len(sizes)
 
 
 def test_a_processor_without_avx512(python, expected, tmp_path: Path) -> None:

@@ -8,14 +8,18 @@ in fp32 whatever the cache is stored in.
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
-from manyheads.kernels import lanes, pool
-from manyheads.kernels.decode import kernel, merge
+from manyheads.kernels import lanes, team
+from manyheads.kernels.decode import Scratch, kernel
 from manyheads.kernels.keys import MOST_QUERIES, Keys
+from manyheads.kernels.request import COUNTER_BYTES, REQUEST
 from manyheads.ops.answer import Answer, No, Yes
 
 __all__ = ["LARGEST_HEAD", "MOST_QUERIES", "Keys", "decode", "supports"]
@@ -29,8 +33,7 @@ _KINDS = {
 }
 # Enough keys that starting a task is nothing beside reading them.
 _LEAST_KEYS_A_TASK = 256
-_NOTHING: np.ndarray = np.empty(0, np.float32)
-_NO_SCALES: np.ndarray = np.empty((0, 0, 0), np.float32)
+_LINE_BYTES = 64
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> Answer:
@@ -92,28 +95,100 @@ def decode(
     answer = supports(q, k, v)
     if isinstance(answer, No):
         raise SpecError(f"decode attention: {answer.reason}")
-    (b, h, t, size), (kv_heads, s), out_size = q.shape, k.shape[1:3], v.shape[3]
     _check_beside(q, k, keys, bias, slopes, sinks, k_scale, v_scale)
-    kind, group = _KINDS[k.dtype], h // kv_heads
-    rows = group * t
-    threads = threads or pool.default_threads()
+    kind, size, out_size = _KINDS[k.dtype], q.shape[3], v.shape[3]
+    threads = threads or team.default_threads()
+    out = torch.empty((*q.shape[:3], out_size))
+    inputs = _Inputs(
+        _floats(q), k, v, keys.low.contiguous(), keys.high.contiguous(), _bias(bias, (*q.shape[:3], k.shape[2])),
+        _flat(slopes), _positions(positions, q), _flat(sinks), _wide(k_scale), _wide(v_scale), out,
+    )  # fmt: skip
+    entry = kernel(kind, size, out_size)
+    request, tasks = _request(inputs, Scratch(kind, size, out_size, inputs.rows), threads, scale, softcap or 0.0)
+    team.run(entry.address, request.ctypes.data, min(threads, tasks))
+    return out.to(q.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    """Tensors as the kernel reads them; they must live until it has."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    low: Tensor
+    high: Tensor
+    bias: Tensor | None
+    slopes: Tensor | None
+    positions: Tensor | None
+    sinks: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    out: Tensor
+
+    @property
+    def rows(self) -> int:
+        """Rows of a task: the query heads of a group times the new queries."""
+        return self.q.shape[1] // self.k.shape[1] * self.q.shape[2]
+
+
+def _request(x: _Inputs, scratch: Scratch, threads: int, scale: float, softcap: float) -> tuple[np.ndarray, int]:
+    """The REQUEST of a call, and its number of tasks."""
+    (b, h, t, _), (kv_heads, s) = x.q.shape, x.k.shape[1:3]
     splits = _splits(b * kv_heads, s, threads)
     tasks = b * kv_heads * splits
-    partial = np.empty((tasks, rows, -(-out_size // 32) * 32), np.float32)
-    top, total = np.empty((tasks, rows), np.float32), np.empty((tasks, rows), np.float32)
-    queries = _queries(q, kv_heads, kind, scale)
-    biases, bias_strides = _bias(bias, (b, h, t, s))
-    places = np.zeros((b, t), np.int64) if positions is None else _array(positions.expand(b, t), torch.int64)
-    arguments = (
-        tasks, rows, kv_heads, splits, queries, k.data_ptr(), _strides(k), v.data_ptr(), _strides(v),
-        _scales(k_scale), _scales(v_scale), _array(keys.low.clamp(0, s), torch.int64), _array(keys.high.clamp(0, s), torch.int64),
-        biases, bias_strides, _flat(slopes), places, np.float32(softcap or 0.0), t, partial, top, total,
+    parts = tasks if splits > 1 else threads
+    sizes = (
+        COUNTER_BYTES,
+        threads * scratch.thread,
+        parts * scratch.mixed,
+        parts * scratch.statistic,
+        parts * scratch.statistic,
+    )
+    counters, working, mixed, top, total = _workspace(sizes)
+    request = np.array(
+        (
+            counters, tasks, splits, kv_heads, h // kv_heads, t, s,
+            *_place(x.q, 3), *_place(x.k, 3), *_place(x.v, 3), *_elements(x.k_scale, 3), *_elements(x.v_scale, 3),
+            x.low.data_ptr(), x.high.data_ptr(), *_elements(x.bias, 4),
+            *(0 if y is None else y.data_ptr() for y in (x.slopes, x.positions, x.sinks)),
+            working, scratch.thread, scratch.queries, scratch.queries + scratch.tile,
+            scratch.queries + scratch.tile + scratch.packed, mixed, top, total, x.out.data_ptr(), scale, softcap,
+        ),
+        REQUEST,
     )  # fmt: skip
-    compiled = kernel(kind, size, out_size)
-    pool.run(lambda first, step: compiled(first, step, *arguments), min(threads, tasks))
-    out = np.empty((b, kv_heads, rows, out_size), np.float32)
-    merge(kind, out_size)(partial, top, total, splits, kv_heads, _flat(sinks), t, out)
-    return torch.from_numpy(out).view(b, h, t, out_size).to(q.dtype)
+    return request, tasks
+
+
+_kept = threading.local()
+
+
+def _workspace(sizes: tuple[int, ...]) -> list[int]:
+    """Addresses of stretches of these many bytes, each at a line's start, in memory that the calling thread keeps."""
+    whole = sum(sizes) + _LINE_BYTES
+    memory: np.ndarray | None = getattr(_kept, "memory", None)
+    if memory is None or memory.nbytes < whole:
+        memory = _kept.memory = np.empty(whole, np.uint8)
+    start = -(-memory.ctypes.data // _LINE_BYTES) * _LINE_BYTES
+    memory[: COUNTER_BYTES + _LINE_BYTES] = 0
+    return [start + sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def _place(x: Tensor, axes: int) -> tuple[int, ...]:
+    """Address and strides in bytes."""
+    width = x.element_size()
+    return (x.data_ptr(), *(stride * width for stride in x.stride()[:axes]))
+
+
+def _elements(x: Tensor | None, axes: int) -> tuple[int, ...]:
+    """Address and strides in elements; zeros for nothing."""
+    return (0,) * (axes + 1) if x is None else (x.data_ptr(), *x.stride())
+
+
+def _floats(x: Tensor) -> Tensor:
+    """In float32, with the elements of a head side by side."""
+    x = x.detach().float()
+    return x if x.stride(3) == 1 else x.contiguous()
 
 
 def _check_beside(
@@ -144,38 +219,18 @@ def _splits(heads: int, keys: int, threads: int) -> int:
     return max(1, min(2 * threads, keys // _LEAST_KEYS_A_TASK))
 
 
-def _queries(q: Tensor, kv_heads: int, kind: int, scale: float) -> np.ndarray:
-    """(b, k, g·t, padded): scaled, in fp32, in the order in which the kernel widens keys."""
-    b, h, t, size = q.shape
-    rows = q.detach().float().mul(scale).reshape(b, kv_heads, (h // kv_heads) * t, size)
-    step = lanes.STEP[kind]
-    if size % step:
-        rows = torch.nn.functional.pad(rows, (0, -size % step))
-    if kind == lanes.BF16:
-        rows = rows.unflatten(-1, (-1, 16, 2)).mT.flatten(-3)
-    return rows.contiguous().numpy()
+def _positions(positions: Tensor | None, q: Tensor) -> Tensor | None:
+    return None if positions is None else positions.to(torch.int64).expand(q.shape[0], q.shape[2]).contiguous()
 
 
-def _strides(x: Tensor) -> np.ndarray:
-    return np.array([stride * x.element_size() for stride in x.stride()[:3]], np.int64)
+def _flat(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach().float().contiguous()
 
 
-def _array(x: Tensor, dtype: torch.dtype) -> np.ndarray:
-    return x.detach().to(device="cpu", dtype=dtype).contiguous().numpy()
+def _wide(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach().float()
 
 
-def _flat(x: Tensor | None) -> np.ndarray:
-    return _NOTHING if x is None else _array(x, torch.float32).reshape(-1)
-
-
-def _scales(x: Tensor | None) -> np.ndarray:
-    return _NO_SCALES if x is None else _array(x, torch.float32)
-
-
-def _bias(bias: Tensor | None, shape: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The bias's own elements and the stride of each axis of (b, h, t, s), 0 where it broadcasts."""
-    if bias is None:
-        return _NOTHING, np.zeros(4, np.int64)
-    flat = bias.detach().float().contiguous()
-    wide = flat.expand(shape)
-    return flat.view(-1).numpy(), np.array(wide.stride(), np.int64)
+def _bias(bias: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | None:
+    """In float32, with a stride of 0 where it broadcasts to (b, h, t, s)."""
+    return None if bias is None else bias.detach().float().expand(shape)

@@ -3,26 +3,26 @@
     m' = max(m, max_n s_n);  l' = l·e^(m-m') + sum_n e^(s_n-m');  a' = a·e^(m-m') + sum_n e^(s_n-m')·v_n
 
 The rows of a task are the query heads of one group times the new queries: all of them read each key once. A task is one
-sequence, one KV head and one stretch of keys; partial results (m, l, a) are merged by log-sum-exp. Everything is a plain
-function on addresses that lets go of the interpreter's lock; `manyheads.kernels.pool` runs several at once.
+sequence, one KV head and one stretch of keys; each thread takes the next one until none is left, and the last to finish
+merges the stretches by log-sum-exp. Everything is compiled code on addresses, which needs no lock of the interpreter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
+from numba import carray, from_dtype, types
 
 from manyheads.kernels import lanes
-from manyheads.kernels.caching import compiled
-from manyheads.kernels.micro import mix, pack, row_maximum, scores, scores_packed, softmax_row, widen
+from manyheads.kernels.access import floats, integers, take
+from manyheads.kernels.blocks import mixes, packed_scores, padded, row_scores, widened_tile
+from manyheads.kernels.caching import Compiled, Entry, compiled, entry
+from manyheads.kernels.micro import row_maximum, softmax_row
+from manyheads.kernels.request import ARRIVED, DONE, NEXT, REQUEST
 
-__all__ = ["TILE_KEYS", "Kernel", "kernel", "merge"]
-
-Kernel = Callable[..., None]
+__all__ = ["Scratch", "kernel"]
 
 # Keys of a tile: enough that what is done once a row and tile is little beside the products. Where many rows pass over it,
 # few enough that V, widened, stays in the first-level cache.
@@ -30,339 +30,253 @@ TILE_KEYS = 128
 PACKED_TILE_KEYS = 64
 # From so many rows on, turning a tile once costs less than adding lanes for every block of rows.
 PACKED_ROWS = 12
+_SIGNATURE = types.void(types.CPointer(from_dtype(REQUEST)))
+
+
+class Scratch:
+    """Where a thread's working memory lies: the sizes in bytes, each a whole number of lines, of what a task needs."""
+
+    def __init__(self, kind: int, head_dim: int, v_head_dim: int, rows: int) -> None:
+        many = rows >= PACKED_ROWS
+        self.queries = 4 * rows * padded(kind, head_dim)
+        self.tile = 4 * rows * TILE_KEYS
+        self.packed = 4 * 32 * padded(kind, head_dim) * many
+        self.values = 4 * PACKED_TILE_KEYS * padded(kind, v_head_dim) * many
+        self.mixed = 4 * rows * padded(kind, v_head_dim)
+        self.statistic = 4 * _lines(rows)
+
+    @property
+    def thread(self) -> int:
+        """All of a thread's memory but for what it finds."""
+        return self.queries + self.tile + self.packed + self.values
+
+
+def _lines(size: int) -> int:
+    """`size` floats, rounded up to whole lines of the processor's cache."""
+    return -(-size // 16) * 16
 
 
 @cache
-def kernel(kind: int, head_dim: int, v_head_dim: int) -> Kernel:
-    """The kernel for a storage kind and two head sizes; compiled when first called, then from the disk cache."""
-    block_scores, packed_scores = _score_blocks(kind, head_dim), _packed_scores(kind, head_dim)
-    block_mix, widened_mix = _mix_blocks(kind, v_head_dim), _mix_blocks(lanes.FP32, _padded(kind, v_head_dim))
-    widen_tile = _widen_tile(kind, v_head_dim)
-    packed_columns, widened_columns = _padded(kind, head_dim), _padded(kind, v_head_dim)
-    adjust = _adjusted()
+def kernel(kind: int, head_dim: int, v_head_dim: int) -> Entry:
+    """The kernel for a storage kind and two head sizes, as C code that takes a REQUEST."""
+    attend, finish = _task(kind, head_dim, v_head_dim), _finish(kind, v_head_dim)
+
+    def run(pointer):
+        r = carray(pointer, 1)[0]
+        thread = take(r.counters + ARRIVED)
+        task = take(r.counters + NEXT)
+        while task < r.tasks:
+            part = task if r.splits > 1 else thread
+            attend(r, task, thread, part)
+            if r.splits == 1:
+                finish(r, task, part)
+            elif take(r.counters + DONE) == r.tasks - 1:
+                for group in range(r.tasks // r.splits):
+                    finish(r, group, group * r.splits)
+            task = take(r.counters + NEXT)
+
+    return entry(run, _SIGNATURE, name=("decode", kind, head_dim, v_head_dim))
+
+
+def _task(kind: int, head_dim: int, v_head_dim: int) -> Compiled:
+    """One stretch of keys of one KV head of one sequence, for all its rows."""
+    some_scores, many_scores = row_scores(kind, head_dim), packed_scores(kind, head_dim)
+    some_mixes, many_mixes = mixes(kind, v_head_dim), mixes(lanes.FP32, padded(kind, v_head_dim))
+    widen_tile, lay_out = widened_tile(kind, v_head_dim), _queries(kind, head_dim)
+    columns = padded(kind, v_head_dim)
+    q_row, v_row, t_row = 4 * padded(kind, head_dim), 4 * columns, 4 * TILE_KEYS
     quantised = kind == lanes.INT8
 
     @compiled
-    def run(
-        first, step, tasks, rows, kv_heads, splits, q, k, k_strides, v, v_strides, k_scale, v_scale, low, high,
-        bias, bias_strides, slopes, positions, softcap, queries, accumulated, top, total,
-    ):  # fmt: skip
-        q_row, a_row, t_row = q.shape[3] * 4, accumulated.shape[2] * 4, TILE_KEYS * 4
+    def run(r, task, thread, part):
+        rows = r.group * r.queries
         many = rows >= PACKED_ROWS
         tile_keys = PACKED_TILE_KEYS if many else TILE_KEYS
-        tile: Any = np.empty((rows, TILE_KEYS), np.float32)
-        packed: Any = np.empty((packed_columns if many else 0, 32), np.float32)
-        values: Any = np.empty((tile_keys if many else 0, widened_columns), np.float32)
-        place, turned_place, v_place = tile.ctypes.data, packed.ctypes.data, values.ctypes.data
-        q_place, a_place = q.ctypes.data, accumulated.ctypes.data
-        extras = quantised or softcap > 0.0 or bias.size > 0 or slopes.size > 0
-        accumulated[first::step] = 0.0
-        for task in range(first, tasks, step):
-            batch, rest = task // (kv_heads * splits), task % (kv_heads * splits)
-            head, split = rest // splits, rest % splits
-            start, stop = low[batch].min(), high[batch].max()
-            inside_from, inside_to = low[batch].max(), high[batch].min()
-            share = (max(0, stop - start) + 16 * splits - 1) // (16 * splits) * 16
-            begin = start + split * share
-            stop = min(stop, begin + share)
-            q_task = q_place + (batch * kv_heads + head) * rows * q_row
-            a_task = a_place + task * rows * a_row
-            k_task = k + batch * k_strides[0] + head * k_strides[1]
-            v_task = v + batch * v_strides[0] + head * v_strides[1]
-            top[task] = -np.inf
-            total[task] = 0.0
-            for key in range(begin, stop, tile_keys):
-                count = min(tile_keys, stop - key)
-                k_tile, v_tile = k_task + key * k_strides[2], v_task + key * v_strides[2]
-                turned = 0
-                if many:
-                    turned = count // 32 * 32
-                    packed_scores(q_task, q_row, rows, k_tile, k_strides[2], turned // 32, place, t_row, turned_place)
-                    widen_tile(v_tile, v_strides[2], count, v_place, 4 * widened_columns)
-                block_scores(
-                    q_task, q_row, rows, k_tile + turned * k_strides[2], k_strides[2], count - turned,
-                    place + 4 * turned, t_row,
-                )  # fmt: skip
-                if extras or key < inside_from or key + count > inside_to:
-                    adjust(
-                        tile, rows, count, key, batch, head, low, high, k_scale, bias, bias_strides, slopes, positions,
-                        softcap, queries, quantised,
-                    )  # fmt: skip
-                _weigh(tile, place, rows, count, task, top, total, accumulated)
-                if quantised:
-                    tile[:, :count] *= v_scale[batch, head, key : key + count]
-                if many:
-                    widened_mix(place, t_row, rows, v_place, 4 * widened_columns, count, a_task, a_row)
-                else:
-                    block_mix(place, t_row, rows, v_tile, v_strides[2], count, a_task, a_row)
-        # An address does not keep its array alive: without a use down here, Numba frees them as soon as they are taken.
-        tile[:0] = 0.0
-        packed[:0] = 0.0
-        values[:0] = 0.0
-
-    return run
-
-
-def _padded(kind: int, size: int) -> int:
-    """Elements of a row once it is widened: whole loads."""
-    step = lanes.STEP[kind]
-    return -(-size // step) * step
-
-
-def _packed_scores(kind: int, size: int) -> Kernel:
-    """Scores of many rows over 32 keys at a time: they are turned once, then pass under blocks of 8, 4, 2 and single rows."""
-    columns = _padded(kind, size)
-
-    @compiled
-    def run(q, q_row, rows, k, k_row, pairs, out, out_row, packed):
-        for pair in range(pairs):
-            keys, place = k + 32 * pair * k_row, out + 128 * pair
-            pack(kind, size, keys, k_row, packed, 128)
-            pack(kind, size, keys + 16 * k_row, k_row, packed + 64, 128)
-            row = 0
-            while rows - row >= 8:
-                scores_packed(8, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
-                row += 8
-            if rows - row >= 4:
-                scores_packed(4, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
-                row += 4
-            if rows - row >= 2:
-                scores_packed(2, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
-                row += 2
-            if row < rows:
-                scores_packed(1, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
-
-    return run
-
-
-def _widen_tile(kind: int, size: int) -> Kernel:
-    """A tile of V as fp32, widened once for all blocks of rows."""
-
-    @compiled
-    def run(v, v_row, count, out, out_row):
-        for n in range(count):
-            widen(kind, size, v + n * v_row, np.float32(1.0), out + n * out_row)
-
-    return run
-
-
-def _score_blocks(kind: int, size: int) -> Kernel:
-    """Scores of all rows over a tile: four rows by four keys at a time, fewer rows with more keys."""
-
-    @compiled
-    def run(q, q_row, rows, k, k_row, count, out, out_row):
-        row = 0
-        while rows - row >= 4:
-            n = 0
-            while n + 4 <= count:
-                scores(
-                    4, 4, kind, size, q + row * q_row, q_row, k + n * k_row, k_row, out + row * out_row + 4 * n, out_row
-                )
-                n += 4
-            while n < count:
-                scores(
-                    4, 1, kind, size, q + row * q_row, q_row, k + n * k_row, k_row, out + row * out_row + 4 * n, out_row
-                )
-                n += 1
-            row += 4
-        left = rows - row
-        n = 0
-        if left == 3:
-            while n + 5 <= count:
-                scores(
-                    3, 5, kind, size, q + row * q_row, q_row, k + n * k_row, k_row, out + row * out_row + 4 * n, out_row
-                )
-                n += 5
-        elif left == 2:
-            while n + 8 <= count:
-                scores(
-                    2, 8, kind, size, q + row * q_row, q_row, k + n * k_row, k_row, out + row * out_row + 4 * n, out_row
-                )
-                n += 8
-        while row < rows:
-            single = n
-            while single + 16 <= count:
-                scores(
-                    1,
-                    16,
-                    kind,
-                    size,
-                    q + row * q_row,
-                    q_row,
-                    k + single * k_row,
-                    k_row,
-                    out + row * out_row + 4 * single,
-                    out_row,
-                )
-                single += 16
-            while single < count:
-                scores(
-                    1,
-                    1,
-                    kind,
-                    size,
-                    q + row * q_row,
-                    q_row,
-                    k + single * k_row,
-                    k_row,
-                    out + row * out_row + 4 * single,
-                    out_row,
-                )
-                single += 1
-            row += 1
-
-    return run
-
-
-def _mix_blocks(kind: int, size: int) -> Kernel:
-    """Adds a tile's weighted values: four rows by 64 columns of accumulators at a time, fewer rows with 128."""
-    per_load = lanes.STEP[kind]
-    narrow, wide = 64 // per_load, 128 // per_load
-    width = lanes.BYTES[kind]
-    narrow_full, narrow_left = size // 64 * 64, size % 64
-    wide_full, wide_left = size // 128 * 128, size % 128
-    narrow_rest, wide_rest = max(narrow_left, 1), max(wide_left, 1)
-    narrow_loads, wide_loads = -(-narrow_rest // per_load), -(-wide_rest // per_load)
-
-    @compiled
-    def run(p, p_row, rows, v, v_row, count, out, out_row):
-        row = 0
-        while rows - row >= 4:
-            for column in range(0, narrow_full, 64):
-                mix(4, narrow, kind, 64, p + row * p_row, p_row, v + column * width, v_row, count,
-                    out + row * out_row + 4 * column, out_row)  # fmt: skip
-            if narrow_left:
-                mix(4, narrow_loads, kind, narrow_rest, p + row * p_row, p_row, v + narrow_full * width, v_row, count,
-                    out + row * out_row + 4 * narrow_full, out_row)  # fmt: skip
-            row += 4
-        if rows - row == 3:
-            for column in range(0, narrow_full, 64):
-                mix(3, narrow, kind, 64, p + row * p_row, p_row, v + column * width, v_row, count,
-                    out + row * out_row + 4 * column, out_row)  # fmt: skip
-            if narrow_left:
-                mix(3, narrow_loads, kind, narrow_rest, p + row * p_row, p_row, v + narrow_full * width, v_row, count,
-                    out + row * out_row + 4 * narrow_full, out_row)  # fmt: skip
-            row += 3
-        if rows - row == 2:
-            for column in range(0, wide_full, 128):
-                mix(2, wide, kind, 128, p + row * p_row, p_row, v + column * width, v_row, count,
-                    out + row * out_row + 4 * column, out_row)  # fmt: skip
-            if wide_left:
-                mix(2, wide_loads, kind, wide_rest, p + row * p_row, p_row, v + wide_full * width, v_row, count,
-                    out + row * out_row + 4 * wide_full, out_row)  # fmt: skip
-            row += 2
-        if rows - row == 1:
-            for column in range(0, wide_full, 128):
-                mix(1, wide, kind, 128, p + row * p_row, p_row, v + column * width, v_row, count,
-                    out + row * out_row + 4 * column, out_row)  # fmt: skip
-            if wide_left:
-                mix(1, wide_loads, kind, wide_rest, p + row * p_row, p_row, v + wide_full * width, v_row, count,
-                    out + row * out_row + 4 * wide_full, out_row)  # fmt: skip
-
-    return run
-
-
-@compiled
-def _biased(
-    line, count, key, batch, head, query, low, high, bias, bias_strides, slopes, positions, softcap
-):  # fmt: skip
-    """Cap, ALiBi, bias and bounds of one row of scores, in this order."""
-    if softcap > 0.0:
-        for n in range(count):
-            line[n] = softcap * math.tanh(line[n] / softcap)
-    if slopes.size:
-        for n in range(count):
-            line[n] -= slopes[head] * abs(positions[batch, query] - (key + n))
-    if bias.size:
-        base = batch * bias_strides[0] + head * bias_strides[1] + query * bias_strides[2]
-        for n in range(count):
-            line[n] += bias[base + (key + n) * bias_strides[3]]
-    line[: max(0, min(count, low[batch, query] - key))] = -np.inf
-    line[min(count, max(0, high[batch, query] - key)) : count] = -np.inf
-
-
-@compiled
-def _weigh(tile, place, rows, count, task, top, total, accumulated):
-    """e^(s - m) of each row in place, its running maximum and sum; what a row has mixed so far shrinks with them."""
-    vectors = (count + 15) // 16
-    if count % 16:
-        tile[:, count : 16 * vectors] = -np.inf
-    for row in range(rows):
-        line = place + row * 4 * TILE_KEYS
-        largest, known = row_maximum(line, vectors), top[task, row]
-        if largest > known:
-            shrink = np.float32(math.exp(known - largest))
-            total[task, row] *= shrink
-            accumulated[task, row] *= shrink
-            top[task, row] = known = largest
-        if known == -np.inf:
-            for n in range(count):
-                if tile[row, n] == tile[row, n]:
-                    tile[row, n] = 0.0
-                else:  # nothing but NaN was seen, which the maximum passes over
-                    top[task, row] = 0.0
-                    total[task, row] = np.nan
-            continue
-        total[task, row] += softmax_row(line, vectors, np.float32(known))
-
-
-@cache
-def _adjusted() -> Kernel:
-    """What acts on scores before the softmax, row by row: an int8 cache's scales, cap, biases, bounds."""
-
-    @compiled
-    def run(
-        tile, rows, count, key, batch, head, low, high, k_scale, bias, bias_strides, slopes, positions, softcap,
-        queries, quantised,
-    ):  # fmt: skip
-        group = rows // queries
-        for row in range(rows):
-            line = tile[row]
+        split, head, batch = task % r.splits, task // r.splits % r.kv_heads, task // r.splits // r.kv_heads
+        begin, stop, inside_from, inside_to = _stretch(r, batch, split)
+        q = r.scratch + thread * r.scratch_bytes
+        tile, packed, values = q + r.tile_at, q + r.packed_at, q + r.values_at
+        mixed = r.mixed + part * rows * v_row
+        statistic = 4 * ((rows + 15) // 16 * 16)
+        top, total = r.top + part * statistic, r.total + part * statistic
+        carray(floats(mixed), (rows * columns,))[:] = 0.0
+        carray(floats(top), (rows,))[:] = -np.inf
+        carray(floats(total), (rows,))[:] = 0.0
+        lay_out(r, batch, head, q)
+        k = r.k + batch * r.k_batch + head * r.k_head
+        v = r.v + batch * r.v_batch + head * r.v_head
+        extras = quantised or r.softcap > 0.0 or r.bias != 0 or r.slopes != 0
+        for key in range(begin, stop, tile_keys):
+            count = min(tile_keys, stop - key)
+            k_tile, v_tile = k + key * r.k_token, v + key * r.v_token
+            turned = 0
+            if many:
+                turned = count // 32 * 32
+                many_scores(q, q_row, rows, k_tile, r.k_token, turned // 32, tile, t_row, packed)
+                widen_tile(v_tile, r.v_token, count, values, v_row)
+            some_scores(
+                q, q_row, rows, k_tile + turned * r.k_token, r.k_token, count - turned, tile + 4 * turned, t_row
+            )
+            if extras or key < inside_from or key + count > inside_to:
+                _adjust(r, tile, rows, count, key, batch, head)
+            _weigh(tile, rows, count, top, total, mixed, columns)
             if quantised:
-                line[:count] *= k_scale[batch, head, key : key + count]
-            _biased(
-                line, count, key, batch, head * group + row // queries, row % queries, low, high, bias, bias_strides,
-                slopes, positions, softcap,
-            )  # fmt: skip
+                _weigh_values(r, tile, rows, count, key, batch, head)
+            if many:
+                many_mixes(tile, t_row, rows, values, v_row, count, mixed, v_row)
+            else:
+                some_mixes(tile, t_row, rows, v_tile, r.v_token, count, mixed, v_row)
 
     return run
 
 
-@cache
-def merge(kind: int, v_head_dim: int) -> Kernel:
-    """Adds up the stretches of each row and divides: zeros where nothing was seen; BF16's columns back in order."""
+@compiled
+def _stretch(r, batch, split):
+    """First and last + 1 key of a stretch, and between which all queries see all keys."""
+    low = carray(integers(r.low + 8 * batch * r.queries), (r.queries,))
+    high = carray(integers(r.high + 8 * batch * r.queries), (r.queries,))
+    start, stop = max(0, low.min()), min(r.keys, high.max())
+    share = (max(0, stop - start) + 16 * r.splits - 1) // (16 * r.splits) * 16
+    begin = start + split * share
+    return begin, min(stop, begin + share), low.max(), high.min()
+
+
+def _queries(kind: int, size: int) -> Compiled:
+    """The rows of a task: scaled, and in the order in which keys are widened, zeros up to whole loads."""
+    columns = padded(kind, size)
     interleaved = kind == lanes.BF16
 
     @compiled
-    def run(accumulated, top, total, splits, kv_heads, sinks, queries, out):
-        for group in range(out.shape[0] * kv_heads):
-            batch, head = group // kv_heads, group % kv_heads
-            rows = out.shape[2]
-            for row in range(rows):
-                best = -np.inf
-                for split in range(splits):
-                    best = max(best, top[group * splits + split, row])
-                whole = 0.0
-                if sinks.size:
-                    sink = sinks[head * (rows // queries) + row // queries]
-                    best = max(best, sink)
-                    whole = math.exp(sink - best)
-                line = out[batch, head, row]
+    def run(r, batch, head, out):
+        scale = np.float32(r.scale)
+        for row in range(r.group * r.queries):
+            at = r.q + batch * r.q_batch + (head * r.group + row // r.queries) * r.q_head + row % r.queries * r.q_query
+            source = carray(floats(at), (size,))
+            line = carray(floats(out + 4 * row * columns), (columns,))
+            if columns > size:
                 line[:] = 0.0
-                if best == -np.inf:
-                    continue
-                for split in range(splits):
-                    task = group * splits + split
-                    if total[task, row] == 0.0 and top[task, row] == -np.inf:
-                        continue
-                    factor = math.exp(top[task, row] - best)
-                    whole += factor * total[task, row]
-                    for n in range(v_head_dim):
-                        place = n
-                        if interleaved:
-                            place = n // 32 * 32 + n % 2 * 16 + n % 32 // 2
-                        line[n] += np.float32(factor) * accumulated[task, row, place]
-                for n in range(v_head_dim):
-                    line[n] /= whole
+            if interleaved:
+                for c in range(size):
+                    line[c // 32 * 32 + c % 2 * 16 + c % 32 // 2] = scale * source[c]
+            else:
+                for c in range(size):
+                    line[c] = scale * source[c]
+
+    return run
+
+
+@compiled
+def _adjust(r, tile, rows, count, key, batch, head):
+    """What acts on scores before the softmax, row by row, in this order: an int8 cache's scales, cap, ALiBi, bias, bounds."""
+    for row in range(rows):
+        line = carray(floats(tile + 4 * row * TILE_KEYS), (count,))
+        query, query_head = row % r.queries, head * r.group + row // r.queries
+        if r.k_scale != 0:
+            at = batch * r.k_scale_batch + head * r.k_scale_head + key * r.k_scale_token
+            _multiply(line, r.k_scale + 4 * at, r.k_scale_token)
+        if r.softcap > 0.0:
+            cap = np.float32(r.softcap)
+            for n in range(count):
+                line[n] = cap * math.tanh(line[n] / cap)
+        if r.slopes != 0:
+            slope = carray(floats(r.slopes + 4 * query_head), (1,))[0]
+            position = carray(integers(r.positions + 8 * (batch * r.queries + query)), (1,))[0]
+            for n in range(count):
+                line[n] -= slope * abs(position - (key + n))
+        if r.bias != 0:
+            base = batch * r.bias_batch + query_head * r.bias_head + query * r.bias_query + key * r.bias_key
+            for n in range(count):
+                line[n] += carray(floats(r.bias + 4 * (base + n * r.bias_key)), (1,))[0]
+        at = 8 * (batch * r.queries + query)
+        low, high = carray(integers(r.low + at), (1,))[0], carray(integers(r.high + at), (1,))[0]
+        line[: max(0, min(count, low - key))] = -np.inf
+        line[min(count, max(0, high - key)) : count] = -np.inf
+
+
+@compiled
+def _weigh_values(r, tile, rows, count, key, batch, head):
+    """The scale of each value, taken into its weights."""
+    at = batch * r.v_scale_batch + head * r.v_scale_head + key * r.v_scale_token
+    for row in range(rows):
+        _multiply(carray(floats(tile + 4 * row * TILE_KEYS), (count,)), r.v_scale + 4 * at, r.v_scale_token)
+
+
+@compiled
+def _multiply(line, factors, stride):
+    """line[n] *= factors[n · stride]."""
+    if stride == 1:
+        near = carray(floats(factors), (len(line),))
+        for n in range(len(line)):
+            line[n] *= near[n]
+    else:
+        for n in range(len(line)):
+            line[n] *= carray(floats(factors + 4 * n * stride), (1,))[0]
+
+
+@compiled
+def _weigh(tile, rows, count, top, total, mixed, columns):
+    """e^(s - m) of each row in place, its running maximum and sum; what a row has mixed so far shrinks with them."""
+    vectors = (count + 15) // 16
+    tops, totals = carray(floats(top), (rows,)), carray(floats(total), (rows,))
+    for row in range(rows):
+        place = tile + 4 * row * TILE_KEYS
+        if count % 16:
+            carray(floats(place), (TILE_KEYS,))[count : 16 * vectors] = -np.inf
+        largest, known = row_maximum(place, vectors), tops[row]
+        if largest > known:
+            shrink = np.float32(math.exp(known - largest))
+            totals[row] *= shrink
+            line = carray(floats(mixed + 4 * row * columns), (columns,))
+            for n in range(columns):
+                line[n] *= shrink
+            tops[row] = known = largest
+        if known == -np.inf:
+            _hide(carray(floats(place), (count,)), row, tops, totals)
+            continue
+        totals[row] += softmax_row(place, vectors, np.float32(known))
+
+
+@compiled
+def _hide(line, row, tops, totals):
+    """Weights of a row that has seen nothing: zeros, but for NaN, which the maximum passes over."""
+    for n in range(len(line)):
+        if line[n] == line[n]:
+            line[n] = 0.0
+        else:
+            tops[row] = 0.0
+            totals[row] = np.nan
+
+
+def _finish(kind: int, size: int) -> Compiled:
+    """Adds up the stretches of each row and divides: zeros where nothing was seen; BF16's columns back in order."""
+    interleaved, columns = kind == lanes.BF16, padded(kind, size)
+
+    @compiled
+    def run(r, group, first):
+        rows, head = r.group * r.queries, group % r.kv_heads
+        statistic = (rows + 15) // 16 * 16
+        tops = carray(floats(r.top + 4 * first * statistic), (r.splits, statistic))
+        totals = carray(floats(r.total + 4 * first * statistic), (r.splits, statistic))
+        mixed = carray(floats(r.mixed + 4 * first * rows * columns), (r.splits, rows, columns))
+        for row in range(rows):
+            best = tops[:, row].max()
+            whole = 0.0
+            if r.sinks != 0:
+                sink = carray(floats(r.sinks), (r.kv_heads * r.group,))[head * r.group + row // r.queries]
+                best = max(best, sink)
+                whole = math.exp(sink - best)
+            out = carray(floats(r.out + 4 * (group * rows + row) * size), (size,))
+            sums = mixed[0, row]
+            for split in range(r.splits):
+                seen = tops[split, row] != -np.inf or totals[split, row] != 0.0
+                factor = math.exp(tops[split, row] - best) if seen else 0.0
+                whole += factor * totals[split, row]
+                weight, line = np.float32(factor), mixed[split, row]
+                for n in range(columns):
+                    share = weight * line[n] if seen else np.float32(0.0)
+                    sums[n] = share if split == 0 else sums[n] + share
+            divisor = np.float32(whole) if best != -np.inf else np.float32(1.0)
+            for n in range(size):
+                out[n] = sums[n // 32 * 32 + n % 2 * 16 + n % 32 // 2 if interleaved else n] / divisor
 
     return run

@@ -167,24 +167,23 @@ def _fold(builder: ir.IRBuilder, vector: ir.Value, combine: Any) -> ir.Value:
 
 
 @intrinsic
-def widen(typingctx, kind, size, source, factor, out):
-    """out = factor · row of `size` elements at `source`, in fp32, zeros up to whole vectors.
+def widen(typingctx, kind, size, source, out):
+    """out = row of `size` elements at `source`, in fp32, zeros up to whole vectors.
 
     In the order of `load_step`: of BF16 rows, 16 even elements then 16 odd ones of each 32.
     """
     if not _literals(kind, size):
         return None
     kind_value, size_value = kind.literal_value, size.literal_value
-    signature = types.void(kind, size, _INT, types.float32, _INT)
+    signature = types.void(kind, size, _INT, _INT)
 
     def generate(context, builder, signature, arguments):
-        source, factor, out = arguments[2:]
-        factors = lanes.broadcast(builder, factor)
+        source, out = arguments[2:]
         place = 0
         for offset, left in _steps(kind_value, size_value):
             at = builder.add(source, lanes.constant(offset))
             for part in lanes.load_step(builder, at, kind_value, left):
-                lanes.store(builder, builder.fmul(part, factors), builder.add(out, lanes.constant(place)))
+                lanes.store(builder, part, builder.add(out, lanes.constant(place)))
                 place += 64
         return context.get_dummy_value()
 
