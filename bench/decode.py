@@ -61,7 +61,8 @@ which refuses to write it while any path disagrees with float64. Last written on
 with {around["threads"]} threads for every path; {versions}.
 
 Bandwidth and peaks are measured between the calls that they judge, in the same rounds ({settings["rounds"]} of them, fewer
-for paths that take long). Caches are views of {gib(settings["rotation_bytes"])} or more, another one each call: the last-level
+for paths that take long). Each path is called twice in a row, on two caches, as two layers of a model are, once all other
+threads are still; the second call is timed. Caches are views of {gib(settings["rotation_bytes"])} or more, another one each call: the last-level
 cache holds {gib(machine["last_level_cache_bytes"])}. Every path is first held against float64 on its input; `error` is the
 largest relative error of a head. `manyheads bench` does the same with your models.
 

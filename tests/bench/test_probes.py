@@ -12,36 +12,40 @@ from manyheads.bench.probes import Peaks, Probe, probes
 
 def test_every_word_and_every_line_are_read():
     """A change anywhere is seen: in every word by the one, in the first word of a line by the other."""
-    every_word, every_line = module._readers()
-    words = np.arange(4 * 64, dtype=np.int64)
-    seen = every_word(words), every_line(words)
+    words = torch.arange(4 * 64)
+    seen = module._every_word(words, 1), module._every_line(words, 1)
     for at in (0, 8, 63, 64, 129, 255):
-        changed = words.copy()
+        changed = words.clone()
         changed[at] ^= 1 << 40
-        assert every_word(changed) != seen[0]
-        assert (every_line(changed) != seen[1]) == (at % 8 == 0)
+        assert module._every_word(changed, 1) != seen[0]
+        assert (module._every_line(changed, 1) != seen[1]) == (at % 8 == 0)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_amount_is_what_is_read(monkeypatch, threads):
-    words = torch.zeros(1 << 14, dtype=torch.int64)
-    read: list[int] = []
-    monkeypatch.setattr(module, "_readers", lambda: (lambda part: read.append(part.nbytes), lambda part: None))
-    found = {probe.name: probe for probe in probes(words, threads)}
-    found["every word added"].prepare()()
-    assert sum(read) == found["every word added"].amount == 1 << 16
-    assert len(read) == threads
+    """Bits that no two words share: what the threads found together has those of the stretch and no others."""
+    monkeypatch.setattr(module, "READ_BYTES", 32 * 8)
+    words = 2 ** (torch.arange(64) % 62)
+    probe = probes(words, threads)[0]
+    found = probe.prepare()()
+    assert len(found) == threads
+    each = [32 * (i + 1) // threads - 32 * i // threads for i in range(threads)]
+    read = sum(share // 4 * 4 for share in each)  # four streams: at most three words of a share are left over
+    assert sum(found).bit_count() == read
+    assert sum(found) < 2**32
+    assert probe.amount == 32 * 8
+    assert read >= 32 - 3 * threads
 
 
 def test_the_next_call_reads_further_on(monkeypatch):
-    words = torch.zeros(1 << 14, dtype=torch.int64)  # two stretches
-    starts: list[int] = []
-    monkeypatch.setattr(module, "_readers", lambda: (lambda part: starts.append(part.ctypes.data), lambda part: None))
+    monkeypatch.setattr(module, "READ_BYTES", 32 * 8)
+    words = torch.arange(64)  # two stretches
     probe = probes(words, 1)[0]
-    for _ in range(3):
-        probe.prepare()()
-    assert starts[1] - starts[0] == 1 << 16
-    assert starts[2] == starts[0]
+    first, second, third = (probe.prepare()() for _ in range(3))
+    assert first == [int(np.bitwise_xor.reduce(words[:32].numpy()))]
+    assert second == [int(np.bitwise_xor.reduce(words[32:].numpy()))]
+    words[5] = 1 << 20
+    assert probes(words, 1)[0].prepare()() != third == first
 
 
 def test_the_best_of_each_kind_counts():

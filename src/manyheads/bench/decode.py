@@ -15,7 +15,6 @@ from manyheads.bench.probes import probes
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import Shape
 from manyheads.errors import ManyheadsError
-from manyheads.kernels import pool
 from manyheads.report.units import gib
 
 __all__ = ["Plan", "Say", "decode", "prefill", "shapes"]
@@ -58,7 +57,6 @@ def _contests(wanted: Sequence[Shape], paths: Sequence[Path], plan: Plan) -> tup
     for shape in wanted:
         _check_fits(shape, plan)
     torch.set_num_threads(plan.threads)
-    pool.run(lambda _, __: None, plan.threads)
     done: list[Contest] = []
     for dtype in dict.fromkeys(shape.dtype for shape in wanted):
         own = [shape for shape in wanted if shape.dtype == dtype]

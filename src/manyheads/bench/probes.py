@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.kernels import pool
+from manyheads.kernels import team
+from manyheads.kernels.access import integers, take
+from manyheads.kernels.caching import Entry, entry
 
 __all__ = ["MATRIX", "READ_BYTES", "Peaks", "Probe", "probes"]
 
@@ -24,7 +26,7 @@ READ_BYTES = 128 << 20
 MATRIX = 1024
 _WORD_BYTES = 8
 _LINE_WORDS = 8
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
+_REQUEST = np.dtype([(name, np.int64) for name in ("shared", "threads", "words", "count")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,31 +60,25 @@ _PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def probes(words: Tensor, threads: int) -> tuple[Probe, ...]:
-    """All probes over `words` (int64): every word added, one word of each line, numpy's sum; and two matrix products."""
-    array = words.numpy()
-    size = min(len(array), READ_BYTES // _WORD_BYTES)
+    """All probes over `words` (int64): every word added, one word of each line, torch's sum; and two matrix products."""
+    size = min(len(words), READ_BYTES // _WORD_BYTES)
     at = [0]
 
-    def stretch() -> np.ndarray:
-        if at[0] + size > len(array):
+    def stretch() -> Tensor:
+        if at[0] + size > len(words):
             at[0] = 0
         at[0] += size
-        return array[at[0] - size : at[0]]
+        return words[at[0] - size : at[0]]
 
-    def reader(read: Callable[[np.ndarray], object]) -> Callable[[], Callable[[], object]]:
+    def reader(read: Callable[[Tensor, int], object]) -> Callable[[], Callable[[], object]]:
         def prepare() -> Callable[[], object]:
-            parts = np.array_split(stretch(), threads)
-
-            def share(i: int, _: int) -> None:
-                read(parts[i])
-
-            return lambda: pool.run(share, threads)
+            part = stretch()
+            return lambda: read(part, threads)
 
         return prepare
 
-    every_word, every_line = _readers()
-    readers: dict[str, Callable[[np.ndarray], object]] = {
-        "every word added": every_word, "a word of every line": every_line, "numpy's sum": np.sum,
+    readers: dict[str, Callable[[Tensor, int], object]] = {
+        "every word added": _every_word, "a word of every line": _every_line, "torch's sum": lambda part, _: part.sum(),
     }  # fmt: skip
     reads = [Probe(name, "read", size * _WORD_BYTES, reader(read)) for name, read in readers.items()]
     return (*reads, *(_product(kind, dtype) for kind, dtype in _PRODUCTS.items()))
@@ -93,30 +89,41 @@ def _product(kind: str, dtype: torch.dtype) -> Probe:
     return Probe(f"{kind} matrix product", kind, 2 * MATRIX**3, lambda: lambda: square @ square)
 
 
+def _every_word(words: Tensor, threads: int) -> list[int]:
+    """What each thread makes of its share, reading all of it."""
+    return _read(words, threads, step=1)
+
+
+def _every_line(words: Tensor, threads: int) -> list[int]:
+    """The same, reading the first of each eight words, which brings their whole line."""
+    return _read(words, threads, step=_LINE_WORDS)
+
+
+def _read(words: Tensor, threads: int, *, step: int) -> list[int]:
+    shared: Any = np.zeros((threads + 1) * _LINE_WORDS, np.int64)  # a counter, and a line for each thread's answer
+    request = np.array((shared.ctypes.data, threads, words.data_ptr(), len(words)), _REQUEST)
+    team.run(_reader(step).address, request.ctypes.data, threads)
+    return [int(word) for word in shared[_LINE_WORDS::_LINE_WORDS]]
+
+
 @cache
-def _readers() -> tuple[Callable[[np.ndarray], object], Callable[[np.ndarray], object]]:
-    """Compiled when first called, or taken from the disk cache. Several streams at once: one alone is fetched too late."""
+def _reader(step: int) -> Entry:
+    """Compiled when first called, or taken from the disk. Several streams at once: one alone is fetched too late."""
 
-    @numba.njit(**_OPTIONS)
-    def every_word(words: Any) -> int:
-        part = len(words) // 4
+    def read(pointer: Any) -> None:
+        r = numba.carray(pointer, 1)[0]
+        thread = take(r.shared)
+        begin = r.count * thread // r.threads
+        share = r.count * (thread + 1) // r.threads - begin
+        words = numba.carray(integers(r.words + 8 * begin), (share,))
+        part = share // 4
         a = b = c = d = 0
-        for i in range(part):
-            a += words[i]
-            b += words[part + i]
-            c += words[2 * part + i]
-            d += words[3 * part + i]
-        return a ^ b ^ c ^ d
-
-    @numba.njit(**_OPTIONS)
-    def every_line(words: Any) -> int:
-        part = len(words) // 4
-        a = b = c = d = 0
-        for i in range(0, part, _LINE_WORDS):
+        for i in range(0, part, step):
             a ^= words[i]
             b ^= words[part + i]
             c ^= words[2 * part + i]
             d ^= words[3 * part + i]
-        return a ^ b ^ c ^ d
+        numba.carray(integers(r.shared + 64 * (thread + 1)), (1,))[0] = a ^ b ^ c ^ d
 
-    return every_word, every_line
+    signature = numba.types.void(numba.types.CPointer(numba.from_dtype(_REQUEST)))
+    return entry(read, signature, name=("probe", step))

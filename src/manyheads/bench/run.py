@@ -16,7 +16,7 @@ from manyheads.bench.shape import DTYPES
 from manyheads.bench.tables import Measured
 from manyheads.bench.ways import ways
 from manyheads.errors import ManyheadsError
-from manyheads.kernels import pool
+from manyheads.kernels import team
 from manyheads.models.surroundings import machine, versions
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def bench(request: Request, *, say: Say = lambda _: None) -> Measured:
 
 def _plan(request: Request, say: Say) -> Plan:
     pace = _QUICK if request.quick else _THOROUGH
-    return Plan(room(), request.threads or pool.default_threads(), pace, request.seed, say)
+    return Plan(room(), request.threads or team.default_threads(), pace, request.seed, say)
 
 
 def _attentions(request: Request) -> tuple[list[HeadSizes], list[LatentHeads], list[str]]:

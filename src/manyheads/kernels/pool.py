@@ -1,7 +1,7 @@
-"""Threads for kernels that let go of the interpreter's lock.
+"""Plain threads for work that lets go of the interpreter's lock.
 
-Numba's own thread layers kill a forked child (omp) or abort when two threads call at once (workqueue). Plain threads do
-neither: the caller takes a share of the work itself, helpers take the others, and a forked child makes helpers of its own.
+The caller takes a share of the work itself, helpers take the others; any number of callers may share the helpers, and a
+forked child makes helpers of its own.
 """
 
 from __future__ import annotations
@@ -11,19 +11,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["default_threads", "run"]
+__all__ = ["run"]
 
 _lock = threading.Lock()
 _helpers: ThreadPoolExecutor | None = None
 _size = 0
-
-
-def default_threads() -> int:
-    """Threads that the process may use: MANYHEADS_THREADS, else the processors that it may run on."""
-    asked = os.environ.get("MANYHEADS_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(work: Callable[[int, int], None], threads: int) -> None:
