@@ -8,9 +8,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["floats", "integers", "prefetch", "take"]
+from manyheads.kernels import lanes
 
-LINE_BYTES = 64
+__all__ = ["floats", "integers", "prefetch", "take"]
 
 
 def _pointer(kind: Any) -> Any:
@@ -44,21 +44,12 @@ def take(typingctx, address):
 
 @intrinsic
 def prefetch(typingctx, address, size):
-    """Asks for `size` bytes (a literal) from `address` on, into the second-level cache; any address is allowed."""
+    """Asks for `size` bytes (a literal) from `address` on; see `lanes.prefetch`."""
     if not isinstance(size, types.IntegerLiteral):
         return None
-    lines = -(-size.literal_value // LINE_BYTES)
 
     def generate(context, builder, signature, arguments):
-        word, byte = ir.IntType(32), ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(
-            builder.module, kind, "llvm.prefetch.p0"
-        )
-        for line in range(lines):
-            place = builder.add(arguments[0], ir.Constant(ir.IntType(64), line * LINE_BYTES))
-            flags = [ir.Constant(word, flag) for flag in (0, 2, 1)]  # to read, second level, data
-            builder.call(function, [builder.inttoptr(place, byte), *flags])
+        lanes.prefetch(builder, arguments[0], size.literal_value)
         return context.get_dummy_value()
 
     return types.void(types.intp, size), generate

@@ -141,9 +141,7 @@ def _request(x: _Inputs, scratch: Scratch, threads: int, scale: float, softcap: 
     sizes = (
         COUNTER_BYTES,
         threads * scratch.thread,
-        parts * scratch.mixed,
-        parts * scratch.statistic,
-        parts * scratch.statistic,
+        *(parts * size for size in (scratch.mixed, scratch.top, scratch.total)),
     )
     counters, working, mixed, top, total = _workspace(sizes)
     request = np.array(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from manyheads.kernels import lanes
+from manyheads.kernels.access import prefetch
 from manyheads.kernels.caching import Compiled, compiled
 from manyheads.kernels.micro import mix, pack, scores, scores_packed, widen
 
@@ -16,17 +17,26 @@ def padded(kind: int, size: int) -> int:
 
 
 def packed_scores(kind: int, size: int) -> Compiled:
-    """Scores of many rows over 32 keys at a time: they are turned once, then pass under blocks of 8, 4, 2 and single rows."""
-    columns = padded(kind, size)
+    """Scores of many rows over 32 keys at a time: they are turned once, then pass under blocks of 8, 4, 2 and single rows.
+
+    Meanwhile the same number of rows from `ahead` on, and from `then` on, is asked for.
+    """
+    columns, row_bytes = padded(kind, size), size * lanes.BYTES[kind]
 
     @compiled
-    def run(q, q_row, rows, k, k_row, pairs, out, out_row, packed):
+    def run(q, q_row, rows, k, k_row, pairs, out, out_row, packed, ahead, ahead_row, then):
+        share = (32 * 8 + rows - 1) // rows
         for pair in range(pairs):
             keys, place = k + 32 * pair * k_row, out + 128 * pair
+            asked = 32 * pair
             pack(kind, size, keys, k_row, packed, 128)
             pack(kind, size, keys + 16 * k_row, k_row, packed + 64, 128)
             row = 0
             while rows - row >= 8:
+                for n in range(asked, asked + share):
+                    prefetch(ahead + n * ahead_row, row_bytes)
+                    prefetch(then + n * k_row, row_bytes)
+                asked += share
                 scores_packed(8, 2, q + row * q_row, q_row, packed, columns, place + row * out_row, out_row)
                 row += 8
             if rows - row >= 4:
@@ -53,34 +63,40 @@ def widened_tile(kind: int, size: int) -> Compiled:
 
 
 def row_scores(kind: int, size: int) -> Compiled:
-    """Scores of all rows over a tile: four rows by four keys at a time, fewer rows with more keys."""
+    """Scores of all rows over a tile: four rows by four keys at a time, fewer rows with more keys.
+
+    Meanwhile the rows from `ahead` on, as many and as long, are asked for.
+    """
     four, three, two, one = (
         _scores_of(kind, size, rows, keys) for rows, keys in ((4, 4), (3, 5), (2, 8), (1, 16))
     )  # fmt: skip
 
     @compiled
-    def run(q, q_row, rows, k, k_row, count, out, out_row):
+    def run(q, q_row, rows, k, k_row, count, out, out_row, ahead, ahead_row):
         row = 0
         while rows - row >= 4:
-            four(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row)
+            four(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row, ahead, ahead_row)
             row += 4
         if rows - row == 3:
-            three(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row)
+            three(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row, ahead, ahead_row)
         elif rows - row == 2:
-            two(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row)
+            two(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row, ahead, ahead_row)
         elif rows - row == 1:
-            one(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row)
+            one(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row, ahead, ahead_row)
 
     return run
 
 
 def _scores_of(kind: int, size: int, rows: int, keys: int) -> Compiled:
     """`rows` rows over a tile, `keys` keys at a time and the last ones singly."""
+    row_bytes = size * lanes.BYTES[kind]
 
     @compiled
-    def run(q, q_row, k, k_row, count, out, out_row):
+    def run(q, q_row, k, k_row, count, out, out_row, ahead, ahead_row):
         n = 0
         while n + keys <= count:
+            for m in range(n, n + keys):
+                prefetch(ahead + m * ahead_row, row_bytes)
             scores(rows, keys, kind, size, q, q_row, k + n * k_row, k_row, out + 4 * n, out_row)
             n += keys
         while n < count:
@@ -91,23 +107,26 @@ def _scores_of(kind: int, size: int, rows: int, keys: int) -> Compiled:
 
 
 def mixes(kind: int, size: int) -> Compiled:
-    """Adds a tile's weighted values: four rows by 64 columns of sums at a time, fewer rows with 128."""
+    """Adds a tile's weighted values: four rows by 64 columns of sums at a time, fewer rows with 128.
+
+    Meanwhile the rows from `ahead` on, as many and as long, are asked for.
+    """
     four, three, two, one = (
         _mix_of(kind, size, rows, columns) for rows, columns in ((4, 64), (3, 64), (2, 128), (1, 128))
     )  # fmt: skip
 
     @compiled
-    def run(p, p_row, rows, v, v_row, count, out, out_row):
+    def run(p, p_row, rows, v, v_row, count, out, out_row, ahead, ahead_row):
         row = 0
         while rows - row >= 4:
-            four(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row)
+            four(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row, ahead, ahead_row)
             row += 4
         if rows - row == 3:
-            three(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row)
+            three(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row, ahead, ahead_row)
         elif rows - row == 2:
-            two(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row)
+            two(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row, ahead, ahead_row)
         elif rows - row == 1:
-            one(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row)
+            one(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row, ahead, ahead_row)
 
     return run
 
@@ -119,10 +138,12 @@ def _mix_of(kind: int, size: int, rows: int, columns: int) -> Compiled:
     loads, last_loads, last = columns // step, -(-max(left, 1) // step), max(left, 1)
 
     @compiled
-    def run(p, p_row, v, v_row, count, out, out_row):
+    def run(p, p_row, v, v_row, count, out, out_row, ahead, ahead_row):
         for column in range(0, whole, columns):
-            mix(rows, loads, kind, columns, p, p_row, v + column * width, v_row, count, out + 4 * column, out_row)
+            mix(rows, loads, kind, columns, p, p_row, v + column * width, v_row, count, out + 4 * column, out_row,
+                ahead + column * width, ahead_row)  # fmt: skip
         if left:
-            mix(rows, last_loads, kind, last, p, p_row, v + whole * width, v_row, count, out + 4 * whole, out_row)
+            mix(rows, last_loads, kind, last, p, p_row, v + whole * width, v_row, count, out + 4 * whole, out_row,
+                ahead + whole * width, ahead_row)  # fmt: skip
 
     return run

@@ -19,7 +19,7 @@ from manyheads.kernels import lanes
 from manyheads.kernels.access import floats, integers, take
 from manyheads.kernels.blocks import mixes, packed_scores, padded, row_scores, widened_tile
 from manyheads.kernels.caching import Compiled, Entry, compiled, entry
-from manyheads.kernels.micro import row_maximum, softmax_row
+from manyheads.kernels.micro import exceeds, row_maximum, softmax_row
 from manyheads.kernels.request import ARRIVED, DONE, NEXT, REQUEST
 
 __all__ = ["Scratch", "kernel"]
@@ -29,7 +29,7 @@ __all__ = ["Scratch", "kernel"]
 TILE_KEYS = 128
 PACKED_TILE_KEYS = 64
 # From so many rows on, turning a tile once costs less than adding lanes for every block of rows.
-PACKED_ROWS = 12
+PACKED_ROWS = 20
 _SIGNATURE = types.void(types.CPointer(from_dtype(REQUEST)))
 
 
@@ -43,17 +43,13 @@ class Scratch:
         self.packed = 4 * 32 * padded(kind, head_dim) * many
         self.values = 4 * PACKED_TILE_KEYS * padded(kind, v_head_dim) * many
         self.mixed = 4 * rows * padded(kind, v_head_dim)
-        self.statistic = 4 * _lines(rows)
+        self.top = 4 * -(-rows // 16) * 16
+        self.total = 4 * rows * 16
 
     @property
     def thread(self) -> int:
         """All of a thread's memory but for what it finds."""
         return self.queries + self.tile + self.packed + self.values
-
-
-def _lines(size: int) -> int:
-    """`size` floats, rounded up to whole lines of the processor's cache."""
-    return -(-size // 16) * 16
 
 
 @cache
@@ -98,10 +94,10 @@ def _task(kind: int, head_dim: int, v_head_dim: int) -> Compiled:
         tile, packed, values = q + r.tile_at, q + r.packed_at, q + r.values_at
         mixed = r.mixed + part * rows * v_row
         statistic = 4 * ((rows + 15) // 16 * 16)
-        top, total = r.top + part * statistic, r.total + part * statistic
+        top, total = r.top + part * statistic, r.total + part * rows * 64
         carray(floats(mixed), (rows * columns,))[:] = 0.0
         carray(floats(top), (rows,))[:] = -np.inf
-        carray(floats(total), (rows,))[:] = 0.0
+        carray(floats(total), (rows * 16,))[:] = 0.0
         lay_out(r, batch, head, q)
         k = r.k + batch * r.k_batch + head * r.k_head
         v = r.v + batch * r.v_batch + head * r.v_head
@@ -109,23 +105,27 @@ def _task(kind: int, head_dim: int, v_head_dim: int) -> Compiled:
         for key in range(begin, stop, tile_keys):
             count = min(tile_keys, stop - key)
             k_tile, v_tile = k + key * r.k_token, v + key * r.v_token
+            k_next = k_tile + tile_keys * r.k_token if key + tile_keys < stop else k_tile
             turned = 0
             if many:
                 turned = count // 32 * 32
-                many_scores(q, q_row, rows, k_tile, r.k_token, turned // 32, tile, t_row, packed)
+                many_scores(
+                    q, q_row, rows, k_tile, r.k_token, turned // 32, tile, t_row, packed, v_tile, r.v_token, k_next
+                )  # fmt: skip
                 widen_tile(v_tile, r.v_token, count, values, v_row)
             some_scores(
-                q, q_row, rows, k_tile + turned * r.k_token, r.k_token, count - turned, tile + 4 * turned, t_row
-            )
+                q, q_row, rows, k_tile + turned * r.k_token, r.k_token, count - turned, tile + 4 * turned, t_row,
+                v_tile + turned * r.v_token, r.v_token,
+            )  # fmt: skip
             if extras or key < inside_from or key + count > inside_to:
                 _adjust(r, tile, rows, count, key, batch, head)
             _weigh(tile, rows, count, top, total, mixed, columns)
             if quantised:
                 _weigh_values(r, tile, rows, count, key, batch, head)
             if many:
-                many_mixes(tile, t_row, rows, values, v_row, count, mixed, v_row)
+                many_mixes(tile, t_row, rows, values, v_row, count, mixed, v_row, values, v_row)
             else:
-                some_mixes(tile, t_row, rows, v_tile, r.v_token, count, mixed, v_row)
+                some_mixes(tile, t_row, rows, v_tile, r.v_token, count, mixed, v_row, k_next, r.k_token)
 
     return run
 
@@ -215,36 +215,39 @@ def _multiply(line, factors, stride):
 
 @compiled
 def _weigh(tile, rows, count, top, total, mixed, columns):
-    """e^(s - m) of each row in place, its running maximum and sum; what a row has mixed so far shrinks with them."""
+    """e^(s - m) of each row in place, its running maximum and sums; what a row has mixed so far shrinks with them."""
     vectors = (count + 15) // 16
-    tops, totals = carray(floats(top), (rows,)), carray(floats(total), (rows,))
+    tops = carray(floats(top), (rows,))
     for row in range(rows):
-        place = tile + 4 * row * TILE_KEYS
+        place, sums = tile + 4 * row * TILE_KEYS, total + 64 * row
         if count % 16:
             carray(floats(place), (TILE_KEYS,))[count : 16 * vectors] = -np.inf
-        largest, known = row_maximum(place, vectors), tops[row]
-        if largest > known:
-            shrink = np.float32(math.exp(known - largest))
-            totals[row] *= shrink
-            line = carray(floats(mixed + 4 * row * columns), (columns,))
-            for n in range(columns):
-                line[n] *= shrink
-            tops[row] = known = largest
-        if known == -np.inf:
-            _hide(carray(floats(place), (count,)), row, tops, totals)
+        if exceeds(place, vectors, tops[row]):
+            known, tops[row] = tops[row], row_maximum(place, vectors)
+            shrink = np.float32(math.exp(known - tops[row]))
+            _shrink(carray(floats(sums), (16,)), shrink)
+            _shrink(carray(floats(mixed + 4 * row * columns), (columns,)), shrink)
+        if tops[row] == -np.inf:
+            _hide(carray(floats(place), (count,)), row, tops, carray(floats(sums), (16,)))
             continue
-        totals[row] += softmax_row(place, vectors, np.float32(known))
+        softmax_row(place, vectors, tops[row], sums)
 
 
 @compiled
-def _hide(line, row, tops, totals):
+def _shrink(line, factor):
+    for n in range(len(line)):
+        line[n] *= factor
+
+
+@compiled
+def _hide(line, row, tops, sums):
     """Weights of a row that has seen nothing: zeros, but for NaN, which the maximum passes over."""
     for n in range(len(line)):
         if line[n] == line[n]:
             line[n] = 0.0
         else:
             tops[row] = 0.0
-            totals[row] = np.nan
+            sums[0] = np.nan
 
 
 def _finish(kind: int, size: int) -> Compiled:
@@ -256,7 +259,7 @@ def _finish(kind: int, size: int) -> Compiled:
         rows, head = r.group * r.queries, group % r.kv_heads
         statistic = (rows + 15) // 16 * 16
         tops = carray(floats(r.top + 4 * first * statistic), (r.splits, statistic))
-        totals = carray(floats(r.total + 4 * first * statistic), (r.splits, statistic))
+        totals = carray(floats(r.total + 64 * first * rows), (r.splits, rows, 16))
         mixed = carray(floats(r.mixed + 4 * first * rows * columns), (r.splits, rows, columns))
         for row in range(rows):
             best = tops[:, row].max()
@@ -268,9 +271,10 @@ def _finish(kind: int, size: int) -> Compiled:
             out = carray(floats(r.out + 4 * (group * rows + row) * size), (size,))
             sums = mixed[0, row]
             for split in range(r.splits):
-                seen = tops[split, row] != -np.inf or totals[split, row] != 0.0
+                total = totals[split, row].sum()
+                seen = tops[split, row] != -np.inf or total != 0.0
                 factor = math.exp(tops[split, row] - best) if seen else 0.0
-                whole += factor * totals[split, row]
+                whole += factor * total
                 weight, line = np.float32(factor), mixed[split, row]
                 for n in range(columns):
                     share = weight * line[n] if seen else np.float32(0.0)

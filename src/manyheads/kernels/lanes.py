@@ -22,7 +22,9 @@ __all__ = [
     "FP32",
     "INT8",
     "LANES",
+    "LINE_BYTES",
     "STEP",
+    "any_lane",
     "broadcast",
     "constant",
     "exp",
@@ -31,6 +33,7 @@ __all__ = [
     "load",
     "load_scalar",
     "load_step",
+    "prefetch",
     "select_lanes",
     "splat",
     "store",
@@ -41,6 +44,7 @@ __all__ = [
 FP32, BF16, FP16, INT8 = 0, 1, 2, 3
 BYTES = {FP32: 4, BF16: 2, FP16: 2, INT8: 1}
 LANES = 16
+LINE_BYTES = 64
 # Elements that one load widens.
 STEP = {FP32: 16, BF16: 32, FP16: 16, INT8: 16}
 
@@ -82,6 +86,16 @@ def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 4
 
 
+def prefetch(builder: ir.IRBuilder, address: ir.Value, size: int) -> None:
+    """Asks for `size` bytes from `address` on, into the second-level cache; any address is allowed."""
+    byte = _I8.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    flags = [ir.Constant(_I32, flag) for flag in (0, 2, 1)]  # to read, second level, data
+    for line in range(0, size, LINE_BYTES):
+        builder.call(function, [builder.inttoptr(builder.add(address, constant(line)), byte), *flags])
+
+
 def broadcast(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
     """`scalar` in every lane."""
     first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, ir.Constant(_I32, 0))
@@ -91,6 +105,11 @@ def broadcast(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
 def select_lanes(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:
     """Lanes of a (0 to 15) and b (16 to 31), in the order given."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes)))
+
+
+def any_lane(builder: ir.IRBuilder, mask: ir.Value) -> ir.Value:
+    """Whether any of 16 truth values is true."""
+    return builder.icmp_unsigned("!=", builder.bitcast(mask, _I16), ir.Constant(_I16, 0))
 
 
 def fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from manyheads.kernels import lanes
 
-__all__ = ["mix", "pack", "row_maximum", "scores", "scores_packed", "softmax_row", "widen"]
+__all__ = ["exceeds", "mix", "pack", "row_maximum", "scores", "scores_packed", "softmax_row", "widen"]
 
 _INT = types.intp
 
@@ -73,16 +73,20 @@ def scores(typingctx, rows, keys, kind, size, q, q_stride, k, k_stride, out, out
 
 
 @intrinsic
-def mix(typingctx, rows, vectors, kind, left, p, p_stride, v, v_stride, keys, out, out_stride):
-    """out[r] += sum over n < keys of p[r, n] · v[n], over `vectors` loads of v starting at `v` (`left` elements remain)."""
+def mix(typingctx, rows, vectors, kind, left, p, p_stride, v, v_stride, keys, out, out_stride, ahead, ahead_stride):
+    """out[r] += sum over n < keys of p[r, n] · v[n], over `vectors` loads of v starting at `v` (`left` elements remain).
+
+    As many bytes of as many rows from `ahead` on are asked for meanwhile.
+    """
     if not _literals(rows, vectors, kind, left):
         return None
     r_count, l_count, kind_value, left_value = (x.literal_value for x in (rows, vectors, kind, left))
-    signature = types.void(rows, vectors, kind, left, *[_INT] * 7)
+    signature = types.void(rows, vectors, kind, left, *[_INT] * 9)
 
     def generate(context, builder, signature, arguments):
-        p, p_stride, v, v_stride, keys, out, out_stride = arguments[4:]
+        p, p_stride, v, v_stride, keys, out, out_stride, ahead, ahead_stride = arguments[4:]
         steps = _steps(kind_value, left_value)[:l_count]
+        size = min(left_value, l_count * lanes.STEP[kind_value]) * lanes.BYTES[kind_value]
         width = sum(2 if kind_value == lanes.BF16 else 1 for _ in steps)
         p_rows = [builder.add(p, builder.mul(p_stride, lanes.constant(r))) for r in range(r_count)]
         places = [
@@ -98,6 +102,7 @@ def mix(typingctx, rows, vectors, kind, left, p, p_stride, v, v_stride, keys, ou
             for column in range(width):
                 builder.store(lanes.splat(0.0), sums[r][column])
         with cgutils.for_range(builder, keys) as loop:
+            lanes.prefetch(builder, builder.add(ahead, builder.mul(ahead_stride, loop.index)), size)
             row = builder.add(v, builder.mul(v_stride, loop.index))
             values: list[ir.Value] = []
             for offset, remaining in steps:
@@ -118,22 +123,45 @@ def mix(typingctx, rows, vectors, kind, left, p, p_stride, v, v_stride, keys, ou
 
 
 @intrinsic
-def softmax_row(typingctx, row, vectors, maximum):
-    """row[i] = exp(row[i] - maximum) over `vectors` vectors of 16, in place; returns their sum."""
-    signature = types.float32(_INT, _INT, types.float32)
+def softmax_row(typingctx, row, vectors, maximum, total):
+    """row[i] = exp(row[i] - maximum) over `vectors` vectors of 16, in place, added lane by lane to the vector at `total`."""
+    signature = types.void(_INT, _INT, types.float32, _INT)
 
     def generate(context, builder, signature, arguments):
-        row, vectors, maximum = arguments
+        row, vectors, maximum, total = arguments
         top = lanes.broadcast(builder, maximum)
-        total = cgutils.alloca_once_value(builder, lanes.splat(0.0))
+        sums = cgutils.alloca_once_value(builder, lanes.load(builder, total))
         with cgutils.for_range(builder, vectors) as loop:
             place = builder.add(row, builder.mul(loop.index, lanes.constant(64)))
             value = lanes.exp(builder, builder.fsub(lanes.load(builder, place), top))
             lanes.store(builder, value, place)
-            builder.store(builder.fadd(builder.load(total), value), total)
-        return _fold(builder, builder.load(total), builder.fadd)
+            builder.store(builder.fadd(builder.load(sums), value), sums)
+        lanes.store(builder, builder.load(sums), total)
+        return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def exceeds(typingctx, row, vectors, known):
+    """Whether any of `vectors` vectors of 16 floats is larger than `known`; a NaN is not."""
+    signature = types.boolean(_INT, _INT, types.float32)
+
+    def generate(context, builder, signature, arguments):
+        row, vectors, known = arguments
+        level = lanes.broadcast(builder, known)
+        best = cgutils.alloca_once_value(builder, level)
+        with cgutils.for_range(builder, vectors) as loop:
+            value = lanes.load(builder, builder.add(row, builder.mul(loop.index, lanes.constant(64))))
+            builder.store(_larger(builder, value, builder.load(best)), best)
+        return lanes.any_lane(builder, builder.fcmp_ordered(">", builder.load(best), level))
+
+    return signature, generate
+
+
+def _larger(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """The larger of each lane; b where either is NaN."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 @intrinsic
@@ -143,25 +171,21 @@ def row_maximum(typingctx, row, vectors):
 
     def generate(context, builder, signature, arguments):
         row, vectors = arguments
-
-        def larger(a: ir.Value, b: ir.Value) -> ir.Value:
-            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
         best = cgutils.alloca_once_value(builder, lanes.splat(float("-inf")))
         with cgutils.for_range(builder, vectors) as loop:
             value = lanes.load(builder, builder.add(row, builder.mul(loop.index, lanes.constant(64))))
-            builder.store(larger(value, builder.load(best)), best)
-        return _fold(builder, builder.load(best), larger)
+            builder.store(_larger(builder, value, builder.load(best)), best)
+        return _fold(builder, builder.load(best))
 
     return signature, generate
 
 
-def _fold(builder: ir.IRBuilder, vector: ir.Value, combine: Any) -> ir.Value:
-    """All lanes of `vector` combined in pairs."""
+def _fold(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """The largest lane of `vector`."""
     width = lanes.LANES // 2
     while width:
         other = [(i + width) % lanes.LANES for i in range(lanes.LANES)]
-        vector = combine(vector, lanes.select_lanes(builder, vector, vector, other))
+        vector = _larger(builder, vector, lanes.select_lanes(builder, vector, vector, other))
         width //= 2
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
 

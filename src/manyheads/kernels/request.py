@@ -21,6 +21,6 @@ _INTEGERS = """
     scratch scratch_bytes tile_at packed_at values_at mixed top total out
 """
 
-#: tasks = batch · kv_heads · splits; rows of a task = group · queries. mixed (parts, rows, widened v), top and total
-#: (parts, rows) hold what a task found: a part for each task where keys are split, else one for each thread.
+#: tasks = batch · kv_heads · splits; rows of a task = group · queries. mixed (parts, rows, widened v), top (parts,
+#: rows) and total (parts, rows, 16 lanes) hold what a task found: a part for each task where keys are split, else one for each thread.
 REQUEST = np.dtype([*((name, np.int64) for name in _INTEGERS.split()), ("scale", np.float64), ("softcap", np.float64)])
