@@ -7,13 +7,7 @@ from manyheads.kernels.access import prefetch
 from manyheads.kernels.caching import Compiled, compiled
 from manyheads.kernels.micro import mix, pack, scores, scores_packed, widen
 
-__all__ = ["mixes", "packed_scores", "padded", "row_scores", "widened_tile"]
-
-
-def padded(kind: int, size: int) -> int:
-    """Elements of a row once it is widened: whole loads."""
-    step = lanes.STEP[kind]
-    return -(-size // step) * step
+__all__ = ["mixes", "packed_scores", "row_scores", "widened_tile"]
 
 
 def packed_scores(kind: int, size: int) -> Compiled:
@@ -21,7 +15,7 @@ def packed_scores(kind: int, size: int) -> Compiled:
 
     Meanwhile the same number of rows from `ahead` on, and from `then` on, is asked for.
     """
-    columns, row_bytes = padded(kind, size), size * lanes.BYTES[kind]
+    columns, row_bytes = lanes.padded(kind, size), size * lanes.BYTES[kind]
 
     @compiled
     def run(q, q_row, rows, k, k_row, pairs, out, out_row, packed, ahead, ahead_row, then):

@@ -17,39 +17,15 @@ from numba import carray, from_dtype, types
 
 from manyheads.kernels import lanes
 from manyheads.kernels.access import floats, integers, take
-from manyheads.kernels.blocks import mixes, packed_scores, padded, row_scores, widened_tile
+from manyheads.kernels.blocks import mixes, packed_scores, row_scores, widened_tile
 from manyheads.kernels.caching import Compiled, Entry, compiled, entry
 from manyheads.kernels.micro import exceeds, row_maximum, softmax_row
 from manyheads.kernels.request import ARRIVED, DONE, NEXT, REQUEST
+from manyheads.kernels.scratch import PACKED_ROWS, PACKED_TILE_KEYS, TILE_KEYS
 
-__all__ = ["Scratch", "kernel"]
+__all__ = ["kernel"]
 
-# Keys of a tile: enough that what is done once a row and tile is little beside the products. Where many rows pass over it,
-# few enough that V, widened, stays in the first-level cache.
-TILE_KEYS = 128
-PACKED_TILE_KEYS = 64
-# From so many rows on, turning a tile once costs less than adding lanes for every block of rows.
-PACKED_ROWS = 20
 _SIGNATURE = types.void(types.CPointer(from_dtype(REQUEST)))
-
-
-class Scratch:
-    """Where a thread's working memory lies: the sizes in bytes, each a whole number of lines, of what a task needs."""
-
-    def __init__(self, kind: int, head_dim: int, v_head_dim: int, rows: int) -> None:
-        many = rows >= PACKED_ROWS
-        self.queries = 4 * rows * padded(kind, head_dim)
-        self.tile = 4 * rows * TILE_KEYS
-        self.packed = 4 * 32 * padded(kind, head_dim) * many
-        self.values = 4 * PACKED_TILE_KEYS * padded(kind, v_head_dim) * many
-        self.mixed = 4 * rows * padded(kind, v_head_dim)
-        self.top = 4 * -(-rows // 16) * 16
-        self.total = 4 * rows * 16
-
-    @property
-    def thread(self) -> int:
-        """All of a thread's memory but for what it finds."""
-        return self.queries + self.tile + self.packed + self.values
 
 
 @cache
@@ -77,10 +53,10 @@ def kernel(kind: int, head_dim: int, v_head_dim: int) -> Entry:
 def _task(kind: int, head_dim: int, v_head_dim: int) -> Compiled:
     """One stretch of keys of one KV head of one sequence, for all its rows."""
     some_scores, many_scores = row_scores(kind, head_dim), packed_scores(kind, head_dim)
-    some_mixes, many_mixes = mixes(kind, v_head_dim), mixes(lanes.FP32, padded(kind, v_head_dim))
+    some_mixes, many_mixes = mixes(kind, v_head_dim), mixes(lanes.FP32, lanes.padded(kind, v_head_dim))
     widen_tile, lay_out = widened_tile(kind, v_head_dim), _queries(kind, head_dim)
-    columns = padded(kind, v_head_dim)
-    q_row, v_row, t_row = 4 * padded(kind, head_dim), 4 * columns, 4 * TILE_KEYS
+    columns = lanes.padded(kind, v_head_dim)
+    q_row, v_row, t_row = 4 * lanes.padded(kind, head_dim), 4 * columns, 4 * TILE_KEYS
     quantised = kind == lanes.INT8
 
     @compiled
@@ -143,7 +119,7 @@ def _stretch(r, batch, split):
 
 def _queries(kind: int, size: int) -> Compiled:
     """The rows of a task: scaled, and in the order in which keys are widened, zeros up to whole loads."""
-    columns = padded(kind, size)
+    columns = lanes.padded(kind, size)
     interleaved = kind == lanes.BF16
 
     @compiled
@@ -252,7 +228,7 @@ def _hide(line, row, tops, sums):
 
 def _finish(kind: int, size: int) -> Compiled:
     """Adds up the stretches of each row and divides: zeros where nothing was seen; BF16's columns back in order."""
-    interleaved, columns = kind == lanes.BF16, padded(kind, size)
+    interleaved, columns = kind == lanes.BF16, lanes.padded(kind, size)
 
     @compiled
     def run(r, group, first):

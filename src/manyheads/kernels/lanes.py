@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "load_scalar",
     "load_step",
+    "padded",
     "prefetch",
     "select_lanes",
     "splat",
@@ -55,6 +56,12 @@ _WORDS = ir.VectorType(_I32, LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _SHORTS = ir.VectorType(_I16, LANES)
 _CHARS = ir.VectorType(_I8, LANES)
+
+
+def padded(kind: int, size: int) -> int:
+    """Elements of a row once it is loaded: whole loads."""
+    step = STEP[kind]
+    return -(-size // step) * step
 
 
 def constant(value: int) -> ir.Constant:

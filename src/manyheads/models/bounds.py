@@ -7,6 +7,7 @@ showing everything is not read at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -51,7 +52,15 @@ def seen_keys(visible: Visible | Tensor | None, *, batch: int, heads: int, queri
 
 
 def _span(batch: int, queries: int, keys: int) -> Keys:
+    """All keys for every query; the layers of a model ask for the same, one after the other."""
+    return (_made_span if torch.compiler.is_compiling() else _kept_span)(batch, queries, keys)
+
+
+def _made_span(batch: int, queries: int, keys: int) -> Keys:
     return Keys(torch.zeros(batch, queries, dtype=torch.int64), torch.full((batch, queries), keys, dtype=torch.int64))
+
+
+_kept_span = lru_cache(maxsize=4)(_made_span)
 
 
 def _hidden(mask: Tensor) -> Tensor:
