@@ -1,0 +1,142 @@
+"""Addresses of heads: layers and heads are counted from 0, as they are in the model that was loaded first.
+
+    parse_head("17:3") == parse_head("L17H3") == Head(17, 3)
+    parse_heads("0:1,3;5:2") == {0: (1, 3), 5: (2,)}
+
+Models with an encoder and a decoder have several attentions of the same layer number; there a stage goes before the
+address: "encoder/2:5", "decoder/2:5", "cross/2:5". Numbers stay those of the original model after heads were removed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from manyheads.checkpoints.files import shown
+from manyheads.errors import ManyheadsError
+
+__all__ = ["STAGES", "Head", "by_layer", "check_heads", "format_head", "format_heads", "parse_head", "parse_heads",
+           "parse_staged"]  # fmt: skip
+
+STAGES = ("encoder", "decoder", "cross")
+"""The kinds of attention that an encoder-decoder model has."""
+
+_ONE = re.compile(r"(?:(?P<stage>[a-z]+)/)?(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))")
+_LAYER = re.compile(r"(?:(?P<stage>[a-z]+)/)?(?P<layer>\d+):(?P<heads>\d+(?:\s*,\s*\d+)*)")
+_VALID = 'valid: "17:3" or "L17H3", and "cross/17:3" where a model has several stacks'
+_VALID_LIST = 'valid: layer:head,head;layer:head, such as "0:1,3;5:2", or "L0H1;L5H2"'
+
+
+class Head(NamedTuple):
+    """One head. `stage` is "encoder", "decoder" or "cross" where a model has several attentions, else ""."""
+
+    layer: int
+    head: int
+    stage: str = ""
+
+    def __str__(self) -> str:
+        return format_head(self)
+
+
+def parse_head(text: str) -> Head:
+    """The head that "17:3", "L17H3" or "cross/17:3" names. Raises ManyheadsError for anything else."""
+    found = _ONE.fullmatch(text.strip())
+    if found is None:
+        raise ManyheadsError(f"{shown(text)} is not the address of a head; {_VALID}")
+    stage = _stage(found["stage"], text)
+    return Head(_number(found["a"] or found["c"], text), _number(found["b"] or found["d"], text), stage)
+
+
+def parse_heads(text: str, *, stage: str = "") -> dict[int, tuple[int, ...]]:
+    """The heads of a list such as "0:1,3;5:2", by layer, both ascending; all of `stage` (addresses may leave it out).
+
+    Raises ManyheadsError for text that is no such list, for a head that is named twice, and for heads of other stages.
+    """
+    found = parse_staged(text, stage=stage)
+    other = sorted(name for name in found if name != stage)
+    if other:
+        raise ManyheadsError(
+            f"{shown(text)} names heads of the stage {shown(other[0])}; "
+            + (f"expected heads of {shown(stage)}" if stage else "a model of one stack has addresses without a stage")
+        )
+    return found.get(stage, {})
+
+
+def parse_staged(text: str, *, stage: str = "") -> dict[str, dict[int, tuple[int, ...]]]:
+    """As `parse_heads`, of all stages: {"encoder": {0: (1, 3)}, "cross": {5: (2,)}}; `stage` is that of bare addresses."""
+    heads: list[Head] = []
+    for part in (part.strip() for part in text.split(";")):
+        layer = _LAYER.fullmatch(part)
+        if layer is not None:
+            place = _stage(layer["stage"], text) or stage
+            number = _number(layer["layer"], text)
+            heads += [Head(number, _number(word, text), place) for word in layer["heads"].split(",")]
+            continue
+        for word in part.split(","):
+            if _ONE.fullmatch(word.strip()) is None:
+                raise ManyheadsError(f"{shown(text)} is not a list of heads (at {shown(word.strip())}); {_VALID_LIST}")
+            one = parse_head(word)
+            heads.append(one if one.stage else one._replace(stage=stage))
+    twice = next((head for head in heads if heads.count(head) > 1), None)
+    if twice is not None:
+        raise ManyheadsError(f"{shown(text)} names head {format_head(twice)} twice; expected each once")
+    return {
+        place: by_layer(head for head in heads if head.stage == place)
+        for place in sorted({head.stage for head in heads})
+    }
+
+
+def by_layer(heads: Iterable[tuple[int, int] | Head]) -> dict[int, tuple[int, ...]]:
+    """{layer: (head, head)} of pairs (layer, head), both ascending, each head once."""
+    found: dict[int, set[int]] = {}
+    for layer, head, *_ in heads:
+        found.setdefault(layer, set()).add(head)
+    return {layer: tuple(sorted(found[layer])) for layer in sorted(found)}
+
+
+def format_head(head: tuple[int, int] | Head, *, short: bool = False) -> str:
+    """ "17:3", or "L17H3" where it is to be `short` and read by people; "cross/17:3" with its stage."""
+    layer, number, *stage = head
+    text = f"L{layer}H{number}" if short else f"{layer}:{number}"
+    return f"{stage[0]}/{text}" if stage and stage[0] else text
+
+
+def format_heads(heads: Mapping[int, Sequence[int]], *, stage: str = "") -> str:
+    """ "0:1,3;5:2": what `parse_heads` reads; layers without heads are left out."""
+    begin = f"{stage}/" if stage else ""
+    return ";".join(
+        f"{begin}{layer}:{','.join(str(head) for head in sorted(heads[layer]))}"
+        for layer in sorted(heads)
+        if heads[layer]
+    )
+
+
+def check_heads(heads: Mapping[int, Sequence[int]], counts: Sequence[int], *, stage: str = "") -> None:
+    """Raises ManyheadsError unless every layer and head exists; `counts` holds the number of heads of each layer."""
+    begin = f"{stage}/" if stage else ""
+    for layer in heads:
+        if not 0 <= layer < len(counts):
+            raise ManyheadsError(
+                f"{begin}{format_heads({layer: heads[layer]})}: there is no layer {layer}; the model has "
+                f"{len(counts)} layers, 0 to {len(counts) - 1}"
+            )
+        for head in heads[layer]:
+            if not 0 <= head < counts[layer]:
+                raise ManyheadsError(
+                    f"{begin}{layer}:{head}: there is no head {head}; layer {layer} has {counts[layer]} heads, "
+                    f"0 to {counts[layer] - 1}"
+                )
+
+
+def _stage(name: str | None, text: str) -> str:
+    if name and name not in STAGES:
+        raise ManyheadsError(f"{shown(text)}: there is no stage {shown(name)}; valid: {', '.join(STAGES)}")
+    return name or ""
+
+
+def _number(digits: str, text: str) -> int:
+    digits = digits.strip()
+    if len(digits) > 6:  # int() of thousands of digits raises, and no model has a million heads
+        raise ManyheadsError(f"{shown(text)}: no model has a layer or head {digits[:6]}...")
+    return int(digits)

@@ -1,0 +1,78 @@
+"""Head addresses, both ways."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads.errors import ManyheadsError
+from manyheads.heads.address import (
+    STAGES,
+    Head,
+    by_layer,
+    check_heads,
+    format_head,
+    format_heads,
+    parse_head,
+    parse_heads,
+    parse_staged,
+)
+
+
+@pytest.mark.parametrize("text", ["17:3", "L17H3", "l17h3", " 17:3 "])
+def test_one_head_is_written_in_two_ways(text: str) -> None:
+    assert parse_head(text) == Head(17, 3) == (17, 3, "")
+
+
+def test_stage_goes_before_the_address() -> None:
+    assert parse_head("cross/2:5") == Head(2, 5, "cross")
+    assert format_head(Head(2, 5, "cross")) == "cross/2:5"
+    assert format_head(Head(2, 5, "cross"), short=True) == "cross/L2H5"
+    assert str(Head(18, 6)) == "18:6"
+
+
+def test_a_list_is_a_dictionary_by_layer() -> None:
+    assert parse_heads("0:1,3;5:2") == {0: (1, 3), 5: (2,)}
+    assert parse_heads("L5H2;L0H3;L0H1") == parse_heads("5:2;0:3,1") == {0: (1, 3), 5: (2,)}
+    assert parse_staged("encoder/0:1,3;cross/5:2") == {"encoder": {0: (1, 3)}, "cross": {5: (2,)}}
+    assert parse_heads("0:1;encoder/2:2", stage="encoder") == {0: (1,), 2: (2,)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0:1,3;0:1", "0:1 twice"),
+        ("0:1,1", "0:1 twice"),
+        ("", "not a list"),
+        ("0:1;", "not a list"),
+        ("0", "not a list"),
+        ("-1:2", "not a list"),
+        ("0:a", "not a list"),
+        ("middle/0:1", "no stage 'middle'"),
+        ("cross/0:1", "cross"),
+        ("9999999:1", "999999..."),
+    ],
+)
+def test_what_is_no_list_says_so_on_one_line(text: str, said: str) -> None:
+    with pytest.raises(ManyheadsError) as caught:
+        parse_heads(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_layers_and_heads_are_named_with_what_there_is() -> None:
+    check_heads({0: (0, 7), 1: (3,)}, [8, 4])
+    with pytest.raises(ManyheadsError, match=r"no layer 2; the model has 2 layers, 0 to 1"):
+        check_heads({2: (0,)}, [8, 4])
+    with pytest.raises(ManyheadsError, match=r"no head 4; layer 1 has 4 heads, 0 to 3"):
+        check_heads({1: (4,)}, [8, 4])
+
+
+@given(st.lists(st.builds(Head, st.integers(0, 99), st.integers(0, 63), st.sampled_from(["", *STAGES])), min_size=1))
+def test_what_is_written_is_read_back(heads: list[Head]) -> None:
+    for head in heads:
+        assert parse_head(format_head(head)) == parse_head(format_head(head, short=True)) == head
+    alike = [head for head in heads if head.stage == heads[0].stage]
+    grouped = by_layer(alike)
+    assert parse_heads(format_heads(grouped, stage=heads[0].stage), stage=heads[0].stage) == grouped
