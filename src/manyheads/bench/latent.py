@@ -23,7 +23,7 @@ from manyheads.bench.judge import BOUNDS
 from manyheads.bench.probes import probes
 from manyheads.bench.rotation import Buffer
 from manyheads.bench.shape import DTYPES, Shape
-from manyheads.kernels import attend
+from manyheads.kernels import attend, project
 from manyheads.ops.answer import Answer, No, Yes
 
 __all__ = [
@@ -147,9 +147,9 @@ def _absorbed(step: Any) -> Call:
     latents = rows[..., : step.sizes.rank]
 
     def call() -> Tensor:
-        q = torch.cat((torch.bmm(step.q_nope[0], k_up), step.q_rope[0]), -1)[None]
+        q = torch.cat((project.times(step.q_nope[0], k_up), step.q_rope[0].float()), -1)[None]
         mixed = attend.decode(q, rows, latents, keys, scale=step.sizes.scale)
-        return torch.bmm(mixed[0], v_up.mT)[None]
+        return project.times_transposed(mixed[0], v_up)[None].to(step.rows.dtype)
 
     return call
 

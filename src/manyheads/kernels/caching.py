@@ -24,7 +24,7 @@ from numba.core.ccallback import CFunc
 __all__ = ["Compiled", "Entry", "can_be_kept", "compiled", "entry"]
 
 _OPTIONS: dict[str, Any] = {"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": False}
-_SOURCES = ("access.py", "blocks.py", "decode.py", "lanes.py", "micro.py", "request.py", "scratch.py")
+_SOURCES = ("access.py", "blocks.py", "decode.py", "lanes.py", "micro.py", "project.py", "request.py", "scratch.py")
 
 Compiled = Callable[..., Any]
 

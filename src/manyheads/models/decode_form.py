@@ -85,7 +85,7 @@ class KernelForm:
         if latent is None:
             return self._decoded(call, call.q, call.k, call.v)
         q, rows, values = latent.absorbed(call.q)
-        return latent.expanded_values(self._decoded(call, q, rows, values).to(call.q.dtype))
+        return latent.expanded_values(self._decoded(call, q, rows, values)).to(call.q.dtype)
 
     def _decoded(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (b, h, t, _), s = q.shape, k.shape[2]

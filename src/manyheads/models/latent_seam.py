@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 _open: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+# Rows for which reading a head's matrix is the work; for more of them torch's product is quicker.
+_MOST_ROWS = 64
+_BY_KERNEL = (torch.float32, torch.bfloat16, torch.float16)
 _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -86,19 +89,26 @@ class Latent:
         nope = w_k.shape[1]
         b, h, t, _ = q.shape
         by_head = q[..., :nope].transpose(0, 1).reshape(h, b * t, nope)
-        taken = torch.bmm(by_head, w_k).view(h, b, t, -1).transpose(0, 1)
+        taken = _times(by_head, w_k, transposed=False).view(h, b, t, -1).transpose(0, 1)
         rows = self.rows()
-        return torch.cat((taken, q[..., nope:]), 3), rows, rows[..., : self.latent.shape[3]]
+        return torch.cat((taken, q[..., nope:].to(taken.dtype)), 3), rows, rows[..., : self.latent.shape[3]]
 
     def expanded_values(self, mixed: Tensor) -> Tensor:
         """y_h = W_v,h of the mixed latents: (b, h, t, c) to (b, h, t, v)."""
         _, w_v = _weights(self.module)
         b, h, t, rank = mixed.shape
-        by_head = mixed.transpose(0, 1).reshape(h, b * t, rank)
-        # in 16 bits torch's product is twice as quick with the matrix on the left, in 32 with the vector
-        narrow = mixed.dtype in (torch.bfloat16, torch.float16)
-        made = torch.bmm(w_v, by_head.mT).mT if narrow else torch.bmm(by_head, w_v.mT)
+        made = _times(mixed.transpose(0, 1).reshape(h, b * t, rank), w_v, transposed=True)
         return made.reshape(h, b, t, -1).transpose(0, 1)
+
+
+def _times(x: Tensor, w: Tensor, *, transposed: bool) -> Tensor:
+    """x (h, r, n) times w, or its transpose, head by head: in float32 by the kernels where they can, else in the dtype of w."""
+    if torch.compiler.is_compiling() or not w.is_cpu or x.shape[1] > _MOST_ROWS or w.dtype not in _BY_KERNEL:
+        x = x.to(w.dtype)
+        return torch.bmm(x, w.mT if transposed else w)
+    from manyheads.kernels import project
+
+    return (project.times_transposed if transposed else project.times)(x, w)
 
 
 class Expanded(Handed):
