@@ -1,0 +1,253 @@
+"""Where every head looks on a sample of text, small enough for one page: about 12 KB a head, however long the text.
+
+Of each head are kept, in bytes: for chosen rows (queries) the keys with most weight, and for blocks of queries the mass on
+blocks of keys. The first token draws much of most heads' weight and would swamp the rest, so its share stands by itself:
+neither the strongest keys nor the blocks hold it. Weights are made tile by tile; no score matrix is ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import ManyheadsError
+from manyheads.models.door import Call, opened
+from manyheads.models.handed import widened
+from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
+from manyheads.ops.softmax import probabilities
+
+__all__ = ["BUDGET_BYTES", "MOST_TOKENS", "HeadMaps", "LayerMaps", "MapShape", "fit", "head_maps", "read_byte"]
+
+MOST_TOKENS = 65_535
+BUDGET_BYTES = 12_288
+"""Bytes of a head's map at most: 16 KiB once written as base64."""
+
+_ALL_BYTES = 3_225_000  # of all heads together: 4.1 MiB as base64, of a page that stays under 5
+_LEAST_BYTES = 512
+_PASSAGES = 4
+_PAIRS_IN_A_TILE = 2**22
+_CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention")
+
+
+@dataclass(frozen=True)
+class MapShape:
+    """What is kept of a head: `rows` queries, the `keys` strongest of each, and a grid of `blocks` by `blocks`."""
+
+    rows: int = 256
+    keys: int = 12
+    blocks: int = 64
+
+
+def fit(heads: int, *, two_sided: bool = False, budget_bytes: int = BUDGET_BYTES) -> MapShape:
+    """The largest shape so that `heads` maps fit a page: `budget_bytes` a head, less where there are many heads.
+
+    Raises ManyheadsError where not even the smallest fits.
+    """
+    budget = min(budget_bytes, _ALL_BYTES // max(heads, 1))
+    if budget < _LEAST_BYTES:
+        raise ManyheadsError(
+            f"{heads:,} heads: a page has room for the maps of {_ALL_BYTES // _LEAST_BYTES:,}; choose some of the heads"
+        )
+    blocks = next(n for n in (64, 48, 32, 24, 16, 8) if _grid_bytes(n, two_sided=two_sided) <= budget * 0.4)
+    keys = 12 if budget >= 6_000 else 8 if budget >= 2_000 else 4
+    rows = (budget - _grid_bytes(blocks, two_sided=two_sided)) // (1 + 3 * keys)
+    return MapShape(min(rows, 272) // _PASSAGES * _PASSAGES, keys, blocks)
+
+
+def _grid_bytes(blocks: int, *, two_sided: bool) -> int:
+    return blocks + (blocks * blocks if two_sided else blocks * (blocks + 1) // 2)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMaps:
+    """The maps of the heads of one attention module. Every byte stands for the weight (byte / 255)².
+
+    stage         "encoder", "decoder" or "cross" where a model has several attentions, else ""
+    layer, path   its layer, and its name in the model
+    queries, keys tokens on either side
+    rows          (r,) the queries whose strongest keys are kept
+    first         (h, r) their weight on key 0
+    strongest     (h, r, n) the keys but 0 that each looks at most, falling; `weights` (h, r, n) how much
+    blocks        (h, bq, bk) mean mass of a block of queries on a block of keys, without key 0; `first_blocks` (h, bq) on
+                  that; a block holds `block_queries` x `block_keys` tokens, the last of each side perhaps fewer
+    """
+
+    stage: str
+    layer: int
+    path: str
+    queries: int
+    keys: int
+    rows: Tensor
+    first: Tensor
+    strongest: Tensor
+    weights: Tensor
+    blocks: Tensor
+    first_blocks: Tensor
+    block_queries: int
+    block_keys: int
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.first.shape[0]
+
+    @property
+    def triangular(self) -> bool:
+        """Whether no block of queries looks at a later block: then only the lower triangle is written."""
+        square = self.blocks.shape[1] == self.blocks.shape[2] and self.queries == self.keys
+        return square and not bool(self.blocks.triu(1).any())
+
+    def encoded(self, head: int) -> bytes:
+        """One head as bytes: first (r), first_blocks (bq), blocks (row by row, the lower triangle where `triangular`),
+        strongest (r, n as little-endian 16-bit words), weights (r, n).
+        """
+        grid = self.blocks[head]
+        if self.triangular:
+            at = torch.tril_indices(*grid.shape)
+            grid = grid[at[0], at[1]]
+        keys = self.strongest[head].contiguous().numpy().astype("<u2")
+        parts = (self.first[head], self.first_blocks[head], grid.contiguous())
+        return b"".join(
+            (*(part.numpy().tobytes() for part in parts), keys.tobytes(), self.weights[head].numpy().tobytes())
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class HeadMaps:
+    """The maps of all heads of a model on one text, in the order in which its attention modules ran."""
+
+    layers: tuple[LayerMaps, ...]
+
+    @property
+    def heads(self) -> int:
+        """Heads of all layers and stages."""
+        return sum(layer.heads for layer in self.layers)
+
+
+def read_byte(byte: Tensor) -> Tensor:
+    """The weights that bytes of a map stand for: (byte / 255)², off by 0.2% of the weight's root at most."""
+    return (byte.to(torch.float64) / 255) ** 2
+
+
+def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | None = None) -> HeadMaps:
+    """Where each head of `model` looks while it reads `inputs`, one text without padding; memory flat in its length.
+
+    inputs  what the model's forward takes: input_ids (1, t), for an encoder-decoder also decoder_input_ids
+    shape   what to keep; None: as much as a page has room for with as many heads as SmolLM2 has (270)
+
+    Raises ManyheadsError for a batch or a text that is too long, BackendError where attention does not pass the door.
+    """
+    for name, tensor in inputs.items():
+        if tensor.shape[0] != 1:
+            raise ManyheadsError(f"maps show one text at a time: {name} holds {tensor.shape[0]}; valid: a batch of 1")
+    shape = shape or fit(270)
+    found: dict[tuple[str, int], LayerMaps] = {}
+
+    def look(call: Call, _: Tensor) -> None:
+        stage = _stage(model, call)
+        layer = call.layer
+        if layer < 0 or (stage, layer) in found:  # one module that serves several layers, as ALBERT's
+            layer = sum(kind == stage for kind, _ in found)
+        found[stage, layer] = _layer_maps(call, stage, layer, shape)
+
+    body = getattr(model, "base_model", model)  # without a language head: logits of long texts are gigabytes
+    with torch.inference_mode(), opened(model, observers=[look], mode="eval"):
+        body(**inputs)
+    return HeadMaps(tuple(found.values()))
+
+
+def _stage(model: Any, call: Call) -> str:
+    if not getattr(model.config, "is_encoder_decoder", False):
+        return ""
+    if getattr(call.module, "is_cross_attention", False) or any(name in call.path for name in _CROSS):
+        return "cross"
+    return "encoder" if "encoder" in call.path.split(".") else "decoder"
+
+
+def _layer_maps(call: Call, stage: str, layer: int, shape: MapShape) -> LayerMaps:
+    q, k = call.q.detach(), widened(call.k).detach()
+    (_, h, t, _), s = q.shape, k.shape[2]
+    if max(t, s) > MOST_TOKENS:
+        raise ManyheadsError(f"{max(t, s):,} tokens: maps name keys by 16 bits; valid: at most {MOST_TOKENS:,} tokens")
+    options = {name: value for name, value in call.options.items() if name != "dropout"}
+    asked = request(q, k, k, dropout=0.0, offset=None, **options)
+    rows = _rows(t, shape.rows)
+    kept = min(shape.keys, max(s - 1, 1))
+    size_q, size_k = -(-t // shape.blocks), -(-s // shape.blocks)
+    grid = torch.zeros(h, -(-t // size_q), -(-s // size_k), dtype=torch.float64)
+    first = torch.zeros(h, t)
+    strongest = torch.zeros(h, len(rows), kept, dtype=torch.int32)
+    weights = torch.zeros(h, len(rows), kept)
+    for tile in _tiles(h, t, s, size_q):
+        seen = _weights(q, k, asked, tile)  # (h, rows, keys up to the last that any of them sees)
+        first[:, tile] = seen[:, :, 0]
+        seen[:, :, 0] = 0
+        grid[:, tile.start // size_q, : -(-seen.shape[2] // size_k)] += _by_block(seen, size_k).sum(1)
+        inside = (rows >= tile.start) & (rows < tile.stop)
+        if inside.any():
+            top = seen[:, rows[inside] - tile.start].topk(min(kept, seen.shape[2]), -1)
+            weights[:, inside, : top.values.shape[2]] = top.values.float().cpu()
+            strongest[:, inside, : top.values.shape[2]] = top.indices.to(torch.int32).cpu()
+    counts = torch.tensor([min(size_q, t - start) for start in range(0, t, size_q)])
+    first_blocks = torch.stack([part.mean(1) for part in first.split(size_q, 1)], 1)
+    return LayerMaps(
+        stage, layer, call.path, t, s, rows, _bytes(first[:, rows]), strongest, _bytes(weights),
+        _bytes(grid / counts[:, None]), _bytes(first_blocks), size_q, size_k,
+    )  # fmt: skip
+
+
+def _rows(queries: int, most: int) -> Tensor:
+    """All queries, or as many in passages that can be read, the last token in the last of them."""
+    if queries <= most:
+        return torch.arange(queries)
+    each = max(most // _PASSAGES, 1)
+    ends = [queries * (n + 1) // _PASSAGES for n in range(_PASSAGES)]
+    return torch.cat([torch.arange(end - each, end) for end in ends])
+
+
+def _tiles(heads: int, queries: int, keys: int, block: int) -> Iterator[slice]:
+    """Rows that lie in one block of queries, few enough that a tile stays small."""
+    most = max(_PAIRS_IN_A_TILE // (heads * keys), 1)
+    for start in range(0, queries, block):
+        stop = min(start + block, queries)
+        yield from (slice(at, min(at + most, stop)) for at in range(start, stop, most))
+
+
+def _weights(q: Tensor, k: Tensor, asked: Request, rows: slice) -> Tensor:
+    """Probabilities (h, rows, keys) of some queries of the one sequence; keys after the last that is seen are left out."""
+    keys = k.shape[2]
+    first = int(asked.offset) + rows.start
+    last = first + rows.stop - rows.start
+    stop = keys
+    if 0 < last < keys and asked.visible.block(first, last - 1, last, keys - 1) is False:
+        stop = last
+    compute, columns = wide(q.dtype), slice(0, stop)
+    with in_full(q):
+        logits = group(q[:, :, rows].to(compute) * asked.scale, k.shape[1]) @ k[:, :, columns].to(compute).mT
+    logits = ungroup(logits, q.shape[1])
+    if asked.softcap is not None:
+        logits = asked.softcap * torch.tanh(logits / asked.softcap)
+    at = pairs(asked, q, rows=rows, columns=columns)
+    if isinstance(asked.bias, Tensor):
+        bias = ranked(asked.bias)
+        across = rows if bias.shape[2] != 1 else slice(None)
+        logits = logits + bias[:, :, across, columns if bias.shape[3] != 1 else slice(None)].to(compute)
+    elif asked.bias is not None:
+        logits = logits + asked.bias.tile(at, compute)
+    return probabilities(torch.where(asked.visible.tile(at), logits, -torch.inf), asked.sinks)[0]
+
+
+def _by_block(seen: Tensor, size: int) -> Tensor:
+    """(h, rows, keys) -> (h, rows, blocks of keys), summed."""
+    h, rows, keys = seen.shape
+    blocks = -(-keys // size)
+    padded = torch.nn.functional.pad(seen, (0, blocks * size - keys))
+    return padded.view(h, rows, blocks, size).sum(-1).double().cpu()
+
+
+def _bytes(weights: Tensor) -> Tensor:
+    return (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
