@@ -1,0 +1,244 @@
+"""Taking heads away for real, one at a time or one after another, and measuring what that costs.
+
+Each head is taken out where heads are still apart, at the input of the output projection, and the rest of the network
+runs again; what comes before the layer is the same for all its heads and is computed once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import ManyheadsError
+from manyheads.heads.address import Head, check_heads
+from manyheads.heads.metrics import Batch, Metric, answer, as_batches, measured, metric_of
+from manyheads.heads.places import Heads, Place, Placing, addresses, is_staged, select, stage_of
+from manyheads.heads.replacing import METHODS, Means, Outputs, Replacing, donated
+from manyheads.heads.replay import Replay, replaying
+from manyheads.heads.scores import Importance
+from manyheads.models.door import Call, opened
+from manyheads.models.door_attentions import find_attentions
+
+__all__ = ["METHODS", "ablation", "removal_curve", "without"]
+
+Say = Callable[[int, int], None]
+
+# How far the metric may move when the prefix is replayed: sums on a GPU may be taken in another order.
+_SAME = 1e-5
+
+
+def ablation(
+    model: Any,
+    batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
+    *,
+    how: str = "zero",
+    metric: Metric | None = None,
+    heads: Heads | None = None,
+    reuse: bool = True,
+    say: Say = lambda *_: None,
+) -> Importance:
+    """What the metric rises by when each of `heads` (None: all) is taken away alone, the others in place.
+
+    how      what the head gives instead: "zero"; "mean", its mean over all positions that are no padding; "resample", its
+             output on the next sequence of `batches`, the first following the last (two are needed)
+    reuse    compute what comes before the layer once. It is checked on the first batch that this changes nothing, and
+             left out where it does (a layer that reads what an earlier one wrote elsewhere)
+
+    Runs in evaluation mode and without gradients; the model is afterwards as it was. Errors as in `importance`.
+    """
+    began = time.perf_counter()
+    given = as_batches(model, batches)
+    with _Run(model, given, how, metric).open() as run:
+        chosen = select(run.places, heads)
+        jobs = [(row, head) for row, numbers in chosen.items() for head in numbers]
+        by_batch = torch.full((len(given), *run.shape), torch.nan, dtype=torch.float64)
+        baselines, weights, reused = [], [], reuse
+        for number, batch in enumerate(given):
+            with replaying(model, [place.path for place in run.places]) as replay:
+                replay.record()
+                whole, weight = run.measure(batch)
+                run.prepare(number)
+                if number == 0 and reuse:
+                    reused = _faithful(run, replay, batch, whole)
+                for done, (row, head) in enumerate(jobs):
+                    path = run.places[row].path
+                    replay.skip_to(path if reused else None)
+                    changed, _ = run.measure(batch, {path: (head,)})
+                    by_batch[number, row, head] = changed - whole
+                    say(number * len(jobs) + done + 1, len(given) * len(jobs))
+            baselines.append(whole)
+            weights.append(weight)
+        share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        baseline = float(torch.tensor(baselines, dtype=torch.float64) @ share)
+        scores = torch.einsum("nrh,n->rh", by_batch, share)
+        return Importance(
+            how, scores, ~torch.isnan(scores), baseline, run.places, by_batch, share, time.perf_counter() - began,
+            reused=reused,
+        )  # fmt: skip
+
+
+def removal_curve(
+    model: Any,
+    batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
+    order: Sequence[Head],
+    *,
+    counts: Sequence[int],
+    how: str = "zero",
+    metric: Metric | None = None,
+    say: Say = lambda *_: None,
+) -> tuple[tuple[float, ...], ...]:
+    """The metric with the first n heads of `order` taken away together, for each n of `counts`: (value of each batch) a count.
+
+    `how` as in `ablation`. ManyheadsError for a head that does not exist or is named twice, and a count beyond the order.
+    """
+    given = as_batches(model, batches)
+    if len(set(order)) != len(order):
+        twice = next(head for head in order if list(order).count(head) > 1)
+        raise ManyheadsError(f"head {twice} stands twice in the order of removal; expected each once")
+    beyond = [count for count in counts if not 0 <= count <= len(order)]
+    if beyond:
+        raise ManyheadsError(
+            f"{beyond[0]} heads are to be removed and the order names {len(order)}; valid: 0 to {len(order)}"
+        )
+    found = [[0.0] * len(given) for _ in counts]
+    with _Run(model, given, how, metric).open() as run:
+        for number, batch in enumerate(given):
+            run.prepare(number)
+            for place, count in enumerate(counts):
+                gone = _by_path(run.places, order[:count])
+                found[place][number] = run.measure(batch, gone)[0]
+                say(number * len(counts) + place + 1, len(given) * len(counts))
+    return tuple(tuple(values) for values in found)
+
+
+@contextmanager
+def without(model: Any, heads: Heads, *, instead: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """The model as if `heads` gave nothing, or `instead` {path: means (h, v)}, while the context is open.
+
+    The same as zeroing their columns of the output projection. ManyheadsError for a layer that does not exist, and at the
+    first forward for a head that does not.
+    """
+    gate = _Masked(model, heads)
+    gate.instead = dict(instead or {})
+    with opened(model, gates=[gate]):
+        yield
+
+
+class _Masked(Replacing):
+    """Heads known by their addresses; how many a layer has is seen when it is called."""
+
+    def __init__(self, model: Any, heads: Heads) -> None:
+        super().__init__()
+        self._staged = is_staged(model)
+        self._asked: dict[tuple[str, int], list[int]] = {}
+        for head in addresses(heads):
+            self._asked.setdefault((head.stage, head.layer), []).append(head.head)
+        found = find_attentions(model)
+        there = {(stage_of(path, staged=self._staged), found.layers[key]) for key, path in found.paths.items()}
+        missing = next((place for place in self._asked if place not in there), None)
+        if missing is not None:
+            names = ", ".join(f"{stage}/{layer}" if stage else str(layer) for stage, layer in sorted(there))
+            raise ManyheadsError(
+                f"there is no layer {missing[1]}{f' of the stage {missing[0]}' if missing[0] else ''}; layers with "
+                f"attention: {names}"
+            )
+
+    def __call__(self, call: Call, out: Tensor) -> Tensor:
+        stage = stage_of(call.path, staged=self._staged)
+        mine = self._asked.get((stage, call.layer), [])
+        check_heads({call.layer: mine} if mine else {}, [out.shape[1]] * (call.layer + 1), stage=stage)
+        self.gone = {call.path: mine}
+        return super().__call__(call, out)
+
+
+class _Run:
+    """Measurements of one model on given batches, with heads taken away in one way."""
+
+    def __init__(self, model: Any, batches: list[Batch], how: str, metric: Metric | None) -> None:
+        if how not in METHODS:
+            raise ManyheadsError(f"heads cannot be taken away by {how!r}; valid: {', '.join(METHODS)}")
+        self._model, self._batches, self._how, self._metric = model, batches, how, metric
+        self._gate = Replacing()
+        self._staged = is_staged(model)
+        self.places: tuple[Place, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and heads of a table of all heads."""
+        return len(self.places), max(place.heads for place in self.places)
+
+    @contextmanager
+    def open(self) -> Iterator[_Run]:
+        """The door is open, in evaluation mode and without gradients, and the places of the heads are known."""
+        placing = Placing(self._model)
+        with torch.no_grad(), opened(self._model, gates=[self._gate], observers=[placing], mode="eval") as door:
+            if self._how == "mean":
+                self._gate.instead = self._means()
+            else:
+                answer(self._model, self._batches[0])
+            self.places = placing.places(door)
+            yield self
+
+    def measure(self, batch: Batch, gone: Mapping[str, Sequence[int]] | None = None) -> tuple[float, float]:
+        """(value, weight) of the metric with the heads `gone` {path: heads} taken away."""
+        self._gate.gone = gone or {}
+        try:
+            value, weight = measured(self._model, batch, metric_of(self._model, batch, self._metric))
+        finally:
+            self._gate.gone = {}
+        return value.item(), weight
+
+    def prepare(self, number: int) -> None:
+        """Before heads of batch `number` are taken away: what they give instead, where that differs by batch."""
+        if self._how == "resample":
+            following = (number + 1) % len(self._batches)
+            own, after = self._outputs(number), self._outputs(following)
+            if number == following and all(len(out) == 1 for out, _ in own.kept.values()):
+                raise ManyheadsError(
+                    "resampling needs the outputs of another text, and there is 1; at least 2 are needed"
+                )
+            self._gate.instead = donated(own, after)
+
+    def _outputs(self, number: int) -> Outputs:
+        outputs = Outputs(self._batches[number], staged=self._staged)
+        with opened(self._model, observers=[outputs]):
+            answer(self._model, self._batches[number])
+        return outputs
+
+    def _means(self) -> dict[str, Tensor]:
+        means = Means(staged=self._staged)
+        with opened(self._model, observers=[means]):
+            for batch in self._batches:
+                means.batch = batch
+                answer(self._model, batch)
+        return means.means()
+
+
+def _by_path(places: Sequence[Place], heads: Sequence[Head]) -> dict[str, tuple[int, ...]]:
+    chosen = select(places, heads) if heads else {}
+    return {places[row].path: numbers for row, numbers in chosen.items()}
+
+
+def _faithful(run: _Run, replay: Replay, batch: Batch, whole: float) -> bool:
+    """Whether the network gives the same when it starts at half, three quarters ... and the last of its attentions."""
+    paths = sorted((place.path for place in run.places), key=replay.prefix)
+    starts = {len(paths) - 1}
+    step = len(paths) // 2
+    while step:
+        starts.add(len(paths) - step)
+        step //= 2
+    for start in sorted(starts):
+        replay.skip_to(paths[start])
+        try:
+            again, _ = run.measure(batch)
+        except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError):
+            return False
+        if not math.isclose(again, whole, rel_tol=_SAME, abs_tol=_SAME):
+            return False
+    return True

@@ -1,0 +1,124 @@
+"""What a model is judged by while heads are taken away: its own loss, or any function of its output. Lower is better."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import ManyheadsError
+
+__all__ = ["Batch", "Metric", "answer", "as_batches", "measured", "metric_of", "next_token_loss"]
+
+# A batch is what the model takes: {"input_ids": ..., "attention_mask": ...}.
+Batch = dict[str, Any]
+# Takes the model's output and the batch; returns a mean over what it judges, lower is better, and may add the number of
+# things that it is the mean of: (value, count). Without it each sequence counts once.
+Metric = Callable[[Any, Batch], Tensor | tuple[Tensor, float]]
+
+_IGNORED = -100  # the label that transformers does not score
+
+
+def as_batches(model: Any, batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]]) -> list[Batch]:
+    """Batches on the device of the model; a tensor or a list of token ids stands for {"input_ids": ...}."""
+    found = [_batch(model, batch) for batch in batches]
+    if not found:
+        raise ManyheadsError("no text was given; at least one batch of two tokens is needed")
+    return found
+
+
+def _batch(model: Any, batch: Mapping[str, Any] | Tensor | Sequence[int]) -> Batch:
+    if not isinstance(batch, Mapping):
+        ids = torch.as_tensor(batch)
+        batch = {"input_ids": ids[None] if ids.dim() == 1 else ids}
+    place = next(model.parameters()).device
+    return {name: value.to(place) if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def metric_of(model: Any, batch: Batch, metric: Metric | None) -> Metric:
+    """`metric`, or the loss of the model where none is given.
+
+    With labels in the batch it is the model's own; a causal language model has the loss of the next token without any.
+    ManyheadsError for other models without labels.
+    """
+    if metric is not None:
+        return metric
+    if "labels" in batch:
+        shifted = 1 if _is_causal(model) else 0
+        return lambda outputs, given: _own_loss(outputs, given, shifted=shifted)
+    if _is_causal(model):
+        return next_token_loss
+    raise ManyheadsError(
+        f"{type(model).__name__} is no causal language model and the batch has no labels, so it has no loss; valid: "
+        'batches with "labels", or metric=, a function of (outputs, batch)'
+    )
+
+
+def _is_causal(model: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known = {
+        name
+        for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        for name in ([names] if isinstance(names, str) else names)
+    }
+    return any(kind.__name__ in known for kind in type(model).__mro__)
+
+
+def _own_loss(outputs: Any, batch: Batch, *, shifted: int) -> tuple[Tensor, float]:
+    loss = getattr(outputs, "loss", None)
+    if loss is None:
+        raise ManyheadsError("the batch has labels and the model returned no loss for them; pass metric=")
+    labels = batch["labels"]
+    return loss, int((labels[:, shifted:] != _IGNORED).sum()) if labels.dim() > 1 else len(labels)
+
+
+def next_token_loss(outputs: Any, batch: Batch) -> tuple[Tensor, float]:
+    """Mean negative log-likelihood of each token after the first of its sequence, in nats; padding is left out."""
+    ids, logits = batch.get("input_ids"), getattr(outputs, "logits", None)
+    if ids is None or logits is None:
+        missing = "input_ids in the batch" if ids is None else "logits in what the model returned"
+        raise ManyheadsError(f"there are no {missing}, which the loss of the next token needs; pass metric=")
+    labels, mask = ids[:, 1:], batch.get("attention_mask")
+    if mask is not None:
+        # A first token behind left padding would be guessed from padding.
+        seen = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
+        labels = labels.masked_fill(~seen, _IGNORED)
+    count = int((labels != _IGNORED).sum())
+    if not count:
+        raise ManyheadsError(f"a batch of {tuple(ids.shape)} tokens has none to score; each text needs at least 2")
+    scores = logits[:, :-1]
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    total = torch.nn.functional.cross_entropy(
+        scores.flatten(0, 1), labels.flatten(), ignore_index=_IGNORED, reduction="sum"
+    )
+    return total / count, count
+
+
+def answer(model: Any, batch: Batch) -> Any:
+    """What the model returns for the batch, without a cache where it can be told so."""
+    known = inspect.signature(type(model).forward).parameters
+    extra = {"use_cache": False} if "use_cache" in known and "use_cache" not in batch else {}
+    return model(**batch, **extra)
+
+
+def measured(model: Any, batch: Batch, metric: Metric) -> tuple[Tensor, float]:
+    """(value, weight) of the metric on a batch. ManyheadsError where it is not one finite number."""
+    found = metric(answer(model, batch), batch)
+    value, weight = found if isinstance(found, tuple) else (found, _sequences(batch))
+    value = torch.as_tensor(value)
+    if value.numel() != 1:
+        raise ManyheadsError(f"the metric returned a tensor of shape {tuple(value.shape)}; expected one number")
+    if not math.isfinite(value.item()) or not weight > 0:
+        raise ManyheadsError(
+            f"the metric is {value.item()} over {weight} things; expected a finite number over at least 1"
+        )
+    return value.reshape(()), float(weight)
+
+
+def _sequences(batch: Batch) -> int:
+    return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim()), 1)

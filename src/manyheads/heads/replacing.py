@@ -1,0 +1,105 @@
+"""What a head gives in place of its output when it is taken away: nothing, its mean, or another text's output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import ManyheadsError
+from manyheads.heads.metrics import Batch
+from manyheads.heads.places import stage_of
+from manyheads.models.door import Call
+
+__all__ = ["METHODS", "Means", "Outputs", "Replacing", "donated", "real_positions"]
+
+METHODS = ("zero", "mean", "resample")
+
+
+class Replacing:
+    """A gate that takes heads away: `gone` {path: heads}. What they give instead is in `instead` {path: (h, v) of means or
+    (b, h, t, v)}; a path without an entry gives zeros."""
+
+    def __init__(self) -> None:
+        self.gone: Mapping[str, Sequence[int]] = {}
+        self.instead: Mapping[str, Tensor] = {}
+
+    def __call__(self, call: Call, out: Tensor) -> Tensor:
+        gone = self.gone.get(call.path)
+        if not gone:
+            return out
+        heads, instead = list(gone), self.instead.get(call.path)
+        out = out.clone()
+        if instead is None:
+            out[:, heads] = 0
+        elif instead.dim() == 2:
+            out[:, heads] = instead[heads][:, None].to(out)
+        else:
+            out[:, heads] = instead[:, heads].to(out)
+        return out
+
+
+class Means:
+    """An observer that takes the mean output (h, v) of each head over all real positions of all batches."""
+
+    def __init__(self, *, staged: bool) -> None:
+        self.staged = staged
+        self.batch: Batch = {}
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, call: Call, out: Tensor) -> None:
+        real = real_positions(self.batch, call, staged=self.staged)
+        total = torch.einsum("bhtv,bt->hv", out.double(), real.double())
+        known = self._sums.get(call.path)
+        self._sums[call.path] = total if known is None else known + total
+        self._counts[call.path] = self._counts.get(call.path, 0) + int(real.sum())
+
+    def means(self) -> dict[str, Tensor]:
+        """By path."""
+        return {path: total / max(self._counts[path], 1) for path, total in self._sums.items()}
+
+
+class Outputs:
+    """An observer that keeps the outputs of the heads of one forward, by path, and which of their positions are real."""
+
+    def __init__(self, batch: Batch, *, staged: bool) -> None:
+        self._batch, self._staged = batch, staged
+        self.kept: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, call: Call, out: Tensor) -> None:
+        self.kept[call.path] = out, real_positions(self._batch, call, staged=self._staged)
+
+
+def real_positions(batch: Batch, call: Call, *, staged: bool) -> Tensor:
+    """(b, t), True where a query is no padding, by the masks of the batch; all of them where it has none that fits."""
+    name = "attention_mask" if stage_of(call.path, staged=staged) in ("", "encoder") else "decoder_attention_mask"
+    mask, shape = batch.get(name), (call.q.shape[0], call.q.shape[2])
+    if isinstance(mask, Tensor) and tuple(mask.shape) == shape:
+        return mask != 0
+    return torch.ones(shape, dtype=torch.bool, device=call.q.device)
+
+
+def donated(own: Outputs, after: Outputs) -> dict[str, Tensor]:
+    """For each sequence of a batch, the outputs of the next one: the last is given those of the first of the batch after.
+
+    Real positions are matched in order, from the start again where the other text is shorter; padding keeps its own.
+    """
+    found = {}
+    for path, (out, real) in own.kept.items():
+        if path not in after.kept:
+            raise ManyheadsError(
+                f"{path} was called for one text and not for the next, which it was to be resampled from"
+            )
+        following, also = after.kept[path]
+        given = out.clone()
+        for row in range(len(out)):
+            last = row + 1 == len(out)
+            other, seen = (following[0], also[0]) if last else (out[row + 1], real[row + 1])
+            to, source = real[row].nonzero()[:, 0], seen.nonzero()[:, 0]
+            if len(source):
+                picked = source[torch.arange(len(to), device=to.device) % len(source)]
+                given[row][:, to] = other[:, picked]
+        found[path] = given
+    return found

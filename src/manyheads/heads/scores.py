@@ -1,0 +1,90 @@
+"""How much each head matters, as a table of one number a head, whoever measured it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import ManyheadsError
+from manyheads.heads.address import Head
+from manyheads.heads.places import Place, place_of
+
+__all__ = ["Importance", "rank_correlation", "ranks"]
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """The importance of heads: higher matters more.
+
+    method        "first-order", "zero", "mean" or "resample"
+    scores        (rows, heads), float64: row i belongs to `places[i]`, in a model of one stack the layers in order. The
+                  mean of |dL/dg| a sequence for first-order, else the metric without the head minus `baseline`. NaN where
+                  there is no such head or it was not asked for
+    exact         (rows, heads): True where the head was really taken away
+    baseline      the metric of the whole model, the mean over all that was judged
+    slopes        for first-order, (rows, heads): the mean of dL/dg with its sign; -slope is what removal is expected to add
+    by_batch      (batches, rows, heads): the same as `scores` for each batch; `weights` (batches,) its share in the mean
+    seconds       how long it took
+    reused        whether the prefix of the network was computed once (ablation only)
+    """
+
+    method: str
+    scores: Tensor
+    exact: Tensor
+    baseline: float
+    places: tuple[Place, ...]
+    by_batch: Tensor
+    weights: Tensor
+    seconds: float
+    slopes: Tensor | None = None
+    reused: bool = False
+
+    def score(self, head: Head) -> float:
+        """The score of one head. ManyheadsError where there is no such head."""
+        return float(self.scores[place_of(self.places, head), head.head])
+
+    def heads(self) -> tuple[Head, ...]:
+        """The heads that have a score, row by row."""
+        return tuple(
+            place.head(number)
+            for row, place in enumerate(self.places)
+            for number in range(place.heads)
+            if not torch.isnan(self.scores[row, number])
+        )
+
+    def ranking(self, *, by_layer: bool = False) -> tuple[Head, ...]:
+        """All heads, the least important first; `by_layer`: after each layer's scores are divided by their norm, as in
+        Michel et al. (arXiv 1905.10650, section 4.1). Equal scores keep the order of their layers."""
+        scores = self.normalised() if by_layer else self.scores
+        return tuple(sorted(self.heads(), key=lambda head: float(scores[place_of(self.places, head), head.head])))
+
+    def normalised(self) -> Tensor:
+        """The scores of each row divided by their Euclidean norm; a row of zeros stays as it is."""
+        norms = torch.nan_to_num(self.scores).norm(dim=1, keepdim=True)
+        return self.scores / torch.where(norms > 0, norms, 1.0)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Ranks from 0 of a vector, equal values sharing the mean of theirs."""
+    _, inverse, counts = torch.unique(values, sorted=True, return_inverse=True, return_counts=True)
+    ends = counts.cumsum(0).double()
+    return (ends - (counts.double() + 1) / 2)[inverse]
+
+
+def rank_correlation(one: Importance, other: Importance) -> float:
+    """Spearman's coefficient between two measurements, over the heads that both have.
+
+    ManyheadsError where they are of different models, share fewer than three heads, or one of them has all heads equal.
+    """
+    if one.places != other.places:
+        raise ManyheadsError("importances of two different models cannot be compared head by head")
+    both = ~torch.isnan(one.scores) & ~torch.isnan(other.scores)
+    if int(both.sum()) < 3:
+        raise ManyheadsError(f"the two share {int(both.sum())} heads; at least 3 are needed for a rank correlation")
+    a, b = (ranks(each.scores[both]) for each in (one, other))
+    a, b = a - a.mean(), b - b.mean()
+    if not a.norm() or not b.norm():
+        raise ManyheadsError("all heads have the same importance in one of the two, so there is no order to compare")
+    return float((a @ b) / (a.norm() * b.norm()))
