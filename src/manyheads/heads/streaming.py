@@ -1,0 +1,183 @@
+"""One call of attention, walked over in tiles: what each head's rows of probabilities come to, summed over queries.
+
+    p_ij = exp(l_ij - lse_i),  lse_i = top + ln(sum of e, and of the sink)
+
+Memory is that of a tile and of one row of fields a query of the tile, whatever the length of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from manyheads.heads import rows as fields
+from manyheads.heads.rows import Rows, Sight, fresh, hide, scan
+from manyheads.models.door_call import Call
+from manyheads.models.handed import widened
+from manyheads.ops.predicates import Causal, Visible, Window, grid
+from manyheads.ops.request import wide
+
+__all__ = ["Scan", "Sums", "walk"]
+
+_TILE_KEYS = 2048
+_TILE_ELEMENTS = 2**19  # of all heads together: 2 MiB in float32
+
+# Takes a tile of logits, -inf where a key is not seen, into rows: `rows.scan` or its compiled twin.
+Scan = Callable[[Rows, Tensor, slice, Sight], None]
+
+
+@dataclass(eq=False)
+class Sums:
+    """Sums over queries for each head of one attention module, in float64; `marks` names the masses.
+
+    mass, seen (marks, h)   of the probabilities, and the queries where there was any
+    offsets, tops (h, 2·reach + 1)   of the probabilities by distance, and of the queries by that of their strongest key
+    entropy, distance, attended, spread, norm (h,)   and `queries` (h,), which all are sums over
+    """
+
+    heads: int
+    reach: int
+    marks: tuple[str, ...]
+    totals: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        h, many = self.heads, len(self.marks)
+        shapes = {"mass": (many, h), "seen": (many, h), "offsets": (h, 2 * self.reach + 1), "tops": (h, 2 * self.reach + 1)}
+        shapes |= dict.fromkeys(("entropy", "distance", "attended", "spread", "norm", "queries"), (h,))
+        self.totals = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+    def add(self, name: str, part: Tensor) -> None:
+        """Adds to one of the sums."""
+        self.totals[name] += part.detach().to("cpu", torch.float64)
+
+    def add_all(self, other: Sums) -> None:
+        """Adds what `other` summed, of as many heads or of one for all."""
+        for name, part in other.totals.items():
+            self.totals[name] += part
+
+
+def walk(call: Call, sights: list[Sight], sums: Sums, *, scan_tile: Scan = scan, uniform: bool = False) -> None:
+    """Adds every query of `call` to `sums`; `sights` one a sequence.
+
+    uniform: of a head that gives the same probability to every key it may see, which is what chance is.
+    """
+    b, heads, t, _ = call.q.shape
+    h, s = sums.heads if uniform else heads, call.k.shape[2]
+    dtype = wide(call.q.dtype)
+    for sequence in range(b):
+        sight = sights[sequence]
+        logits_of = _level(call, h, dtype) if uniform else _products(call, sequence, dtype)
+        for rows in _row_tiles(t, h, min(s, _TILE_KEYS)):
+            state = fresh(h, rows, sight, reach=sums.reach, like=call.q, dtype=dtype)
+            for columns, whole in _column_tiles(call, rows, s, sight.offset):
+                logits = logits_of(rows, columns)
+                if not whole:
+                    at = grid(batch=b, heads=heads, rows=rows, columns=columns, offset=sight.offset, device=call.q.device)
+                    logits = hide(logits, call.visible, at, sequence)
+                scan_tile(state, logits, columns, sight)
+            _fold(state, sight, sums, call.sinks, uniform=uniform)
+
+
+def _products(call: Call, sequence: int, dtype: torch.dtype) -> Callable[[slice, slice], Tensor]:
+    """The logits of a tile of one sequence, before anything is hidden."""
+    k = widened(call.k)[sequence].to(dtype)
+    q, kv_heads = call.q[sequence], k.shape[0]
+    bias = None if call.bias is None else call.bias[(None,) * (4 - call.bias.dim())]
+
+    def tile(rows: slice, columns: slice) -> Tensor:
+        part = q[:, rows].to(dtype) * call.scale
+        h, r, d = part.shape
+        logits = (part.reshape(kv_heads, h // kv_heads * r, d) @ k[:, columns].mT).reshape(h, r, -1)
+        if call.softcap is not None:
+            logits = call.softcap * torch.tanh(logits / call.softcap)
+        if bias is None:
+            return logits
+        own = bias[sequence if bias.shape[0] > 1 else 0]
+        own = own[:, rows if own.shape[1] != 1 else slice(None), columns if own.shape[2] != 1 else slice(None)]
+        return logits + own.to(dtype)
+
+    return tile
+
+
+def _level(call: Call, heads: int, dtype: torch.dtype) -> Callable[[slice, slice], Tensor]:
+    """Logits of a head without preferences."""
+    return lambda rows, columns: call.q.new_zeros((heads, rows.stop - rows.start, columns.stop - columns.start), dtype=dtype)
+
+
+def _row_tiles(queries: int, heads: int, keys: int) -> Iterator[slice]:
+    size = max(8, min(128, _TILE_ELEMENTS // max(1, heads * keys)))
+    return (slice(at, min(at + size, queries)) for at in range(0, queries, size))
+
+
+def _column_tiles(call: Call, rows: slice, keys: int, offset: int) -> Iterator[tuple[slice, bool]]:
+    """The key tiles that some query of `rows` may see, and whether all of them see all of it."""
+    for start in range(0, keys, _TILE_KEYS):
+        columns = slice(start, min(start + _TILE_KEYS, keys))
+        seen: bool | None = call.visible is None or None
+        if isinstance(call.visible, Visible):
+            seen = call.visible.block(rows.start + offset, rows.stop - 1 + offset, columns.start, columns.stop - 1)
+        if seen is not False:
+            yield columns, seen is True
+
+
+def _fold(rows: Rows, sight: Sight, sums: Sums, sinks: Tensor | None, *, uniform: bool) -> None:
+    """Rows whose keys have all passed, added to the sums."""
+    state, reach = rows.state.double(), sums.reach
+    counted = state[..., fields.COUNT] > 0
+    if sight.real is not None:
+        counted = counted & sight.real[rows.first : rows.first + state.shape[1]]
+    total = state[..., fields.TOTAL]
+    whole = total
+    if sinks is not None and not uniform:
+        whole = total + torch.exp(sinks.double()[:, None] - state[..., fields.TOP])
+    whole = torch.where(counted, whole, 1.0)
+
+    def summed(part: Tensor) -> Tensor:
+        return torch.where(counted, part, 0.0).sum(1)
+
+    share = total / whole
+    sums.add("queries", counted.sum(1))
+    sums.add("attended", summed(share))
+    sums.add("entropy", summed(share * torch.log(whole) - state[..., fields.WEIGHTED] / whole))
+    sums.add("distance", summed(state[..., fields.DISTANCE] / whole))
+    seen = state[..., fields.COUNT].clamp_min(1)
+    mean = state[..., fields.SUM] / seen
+    sums.add("spread", summed((state[..., fields.SQUARES] / seen - mean * mean).clamp_min(0).sqrt()))
+    near = torch.exp(rows.band.double() - state[..., fields.TOP, None]) / whole[..., None]
+    near = torch.where(counted[..., None], near, 0.0)
+    past = torch.where(counted, state[..., fields.PAST] / whole, 0.0)
+    _add_offsets(near, past, torch.where(counted, share, 0.0), sums)
+    _add_masses(near, torch.where(counted[..., None], state[..., fields.MARKS :] / whole[..., None], 0.0), sums)
+    i = torch.arange(rows.first, rows.first + state.shape[1], device=state.device) + sight.offset
+    at = (i - state[..., fields.BEST]).clamp(-reach, reach).long() + reach
+    sums.add("tops", torch.zeros_like(near[:, 0, :1]).expand(-1, 2 * reach + 1).scatter_add(1, at, counted.double()))
+
+
+def _add_offsets(near: Tensor, past: Tensor, share: Tensor, sums: Sums) -> None:
+    """The band, and what is farther on either side of it: the mass of that side without the band's."""
+    reach = sums.reach
+    behind = (past - near[..., reach - 1 :].sum(-1)).clamp_min(0)
+    ahead = (share - past - near[..., : reach - 1].sum(-1)).clamp_min(0)
+    sums.add("offsets", torch.cat((ahead.sum(1)[:, None], near.sum(1), behind.sum(1)[:, None]), 1))
+
+
+def _add_masses(near: Tensor, marked: Tensor, sums: Sums) -> None:
+    centre = sums.reach - 1
+    ours = torch.stack((near[..., centre], near[..., centre + 1], near[..., centre - 1]), -1)
+    mass = torch.cat((ours, marked), -1)
+    sums.add("mass", mass.sum(1).T)
+    sums.add("seen", (mass > 0).sum(1).T)
+
+
+def ranges(visible: Visible | Tensor | None, queries: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+    """The first key and the one after the last that queries at these positions see, where that says all; else None."""
+    if visible is None:
+        return torch.zeros_like(queries), torch.full_like(queries, keys)
+    if isinstance(visible, Causal):
+        return torch.zeros_like(queries), (queries + 1).clamp(0, keys)
+    if isinstance(visible, Window):
+        return (queries - visible.keys + 1).clamp(0, keys), (queries + 1).clamp(0, keys)
+    return None
