@@ -27,7 +27,7 @@ ASSUMPTIONS = ("", "full")
 _NESTED = ("text_config", "llm_config", "language_config", "language_model_config")
 
 # Settings that the shared readers look at for other reasons than the stack.
-_READ_HERE = ("model_type", "torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+_READ_HERE = ("model_type", "torch_dtype", "dtype", "quantization_config", "tie_word_embeddings", "manyheads_pruning")
 
 _DTYPES = {
     "float64": "fp64", "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
@@ -80,6 +80,8 @@ def read_config(config: Mapping[str, Any], *, source: str = "config", assume: st
     fields.used.update(_READ_HERE)
     try:
         stack, found = _read(fields, family, assume)
+        if "manyheads_pruning" in inner:
+            stack = _pruned(inner, stack, source, found)
     except SpecError as error:
         raise CheckpointError(f"{source}: {error}") from None
     unread = [key for key in fields.unread() if isinstance(key, str)]
@@ -132,6 +134,18 @@ def _read(fields: Fields, family: Family, assume: str) -> tuple[StackSpec, list[
     if _settle(fields, [*draft.doubts, *_telltales(fields)], family, assume, draft.notes):
         draft.assume_full()
     return build_decoder(draft), draft.notes
+
+
+def _pruned(config: Mapping[str, Any], stack: StackSpec, source: str, notes: list[str]) -> StackSpec:
+    """The model without the heads that its configuration says are gone, and a note on it."""
+    from manyheads.checkpoints.pruned import read_pruning, shrunk
+
+    pruning = read_pruning(config, stack, source=source)
+    if pruning is None:
+        return stack
+    gone = sum(len(heads.removed) for _, _, heads in pruning.layers)
+    notes.append(f"pruned by manyheads ({pruning.form}): {gone} heads of the original model are gone")
+    return shrunk(stack, pruning) if pruning.form == "compact" else stack
 
 
 def _telltales(fields: Fields) -> list[Doubt]:

@@ -227,9 +227,9 @@ def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tu
         if gguf:
             # Without it the weights of some families stay packed where the `kernels` package is installed.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        kind = _class_for(config, stack)
+        kind, built = _sized(_class_for(config, stack), config, folder)
         with _without_bars():
-            model, info = kind.from_pretrained(
+            model, info = built.from_pretrained(
                 folder,
                 config=config,
                 dtype=_torch_dtype(dtype),
@@ -245,6 +245,8 @@ def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tu
             f"cannot load it ({_loading_reason(error)})"
         ) from error
     _check_complete(info, folder)
+    if built is not kind:
+        model.__class__ = kind  # it has the sizes by now, and saves itself under the name that it always had
     left = sorted(info.get("unexpected_keys") or ())
     notes = (f"tensors of the file that the model does not use: {_some(left)}",) if left else ()
     return model, notes
@@ -269,6 +271,25 @@ def _class_for(config: Any, stack: StackSpec) -> Any:
         return transformers.AutoModelForCausalLM
     speech = type(config) in transformers.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
     return transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
+
+
+def _sized(kind: Any, config: Any, folder: str) -> tuple[Any, Any]:
+    """`kind`, and the class to load with: one that makes room for other head counts where heads were removed."""
+    from manyheads.checkpoints.config import read_config
+    from manyheads.checkpoints.families import named
+    from manyheads.checkpoints.pruned import KEY
+
+    settings = config.to_dict()
+    record = settings.pop(KEY, None)
+    if not isinstance(record, dict) or record.get("form") != "compact":
+        return kind, kind
+    from manyheads.models.shrink import shrinking
+
+    if not hasattr(kind, "config_class") or kind.__name__.startswith("AutoModel"):
+        kind = kind._model_mapping[type(config)]
+    where = shown_path(folder)
+    now, then = read_config(settings, source=where), read_config({**settings, KEY: record}, source=where)
+    return kind, shrinking(kind, named(now.family), now.stack, then.stack)
 
 
 def _check_complete(info: Any, folder: str) -> None:

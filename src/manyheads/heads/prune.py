@@ -1,0 +1,283 @@
+"""Heads removed for real: from weights, biases and cache, of a model in memory or of one that is written.
+
+    prune(model, {0: (1, 3), 5: (2,)})         # by the numbers that the heads first had
+    prune(model, {0: (1, 4)})                  # 0:1 went before: only 0:4 does
+
+What is left computes what the whole model does when those heads' outputs are zeros at the input of the output
+projection. Sets compose, and the record in the configuration (`checkpoints.pruned`) keeps the original numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.checkpoints.config import read_config, text_part
+from manyheads.checkpoints.families import named
+from manyheads.checkpoints.family import Family
+from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, read_pruning, shrunk
+from manyheads.errors import BackendError, ConversionError
+from manyheads.heads.plan import ByStage, Plan, cannot_shrink, make_plan, now_held
+from manyheads.models.door import Call
+from manyheads.models.door_attentions import find_attentions
+from manyheads.models.shrink import attention_items, resize
+from manyheads.models.store_patterns import put_together, take_apart
+from manyheads.spec.stack import StackSpec
+from manyheads.spec.weights import Weight, weights
+
+__all__ = ["Described", "Pruned", "PrunedWeights", "by_stage", "describe", "mask", "prune"]
+
+ByLayer = Mapping[int, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A transformers model as our rooms know it: its family, what it was without its record, what it is, the record."""
+
+    family: Family
+    stated: StackSpec
+    stack: StackSpec
+    before: Pruning | None
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was done to a model in memory: the plan, the heads that each attention holds now, and what it is now."""
+
+    plan: Plan
+    pruning: Pruning
+    stack: StackSpec
+
+
+def describe(model: nn.Module) -> Described:
+    """What a model of transformers is, by its configuration.
+
+    Raises ConversionError for the text part of a larger model, and CheckpointError for a configuration that is not
+    understood.
+    """
+    settings = _settings(model)
+    stated = read_config(settings, source=type(model).__name__)
+    record = {KEY: getattr(model.config, KEY, None)}
+    before = read_pruning(record, stated.stack, source=type(model).__name__)
+    stack = shrunk(stated.stack, before) if before is not None and before.form == "compact" else stated.stack
+    return Described(named(stated.family), stated.stack, stack, before)
+
+
+def _settings(model: nn.Module) -> dict[str, Any]:
+    config: Any = model.config
+    settings: dict[str, Any] = config.to_dict()
+    settings.pop(KEY, None)
+    settings["architectures"] = [type(model).__name__]  # says which parts of the family's model there are
+    if text_part(settings)[0] is not settings:
+        raise ConversionError(f"{type(model).__name__}: heads of the text part of a larger model are not removed here")
+    return settings
+
+
+def by_stage(heads: ByLayer | ByStage) -> ByStage:
+    """Heads by stage and layer, where a single stack's are given by layer alone."""
+    if any(isinstance(key, str) for key in heads):
+        return heads  # type: ignore[return-value]
+    return {"": heads}  # type: ignore[dict-item]
+
+
+def prune(model: nn.Module, heads: ByLayer | ByStage) -> Pruned:
+    """Remove `heads` from a transformers model, in place: weights, biases, the counts of its modules, and so its cache.
+
+    heads  original numbers by layer, or by stage and layer ({"encoder": {0: (1,)}, "cross": {2: (0, 3)}}); heads that
+           went before are left alone
+
+    A key/value head goes only with all its queries; a group that keeps fewer queries than its neighbours gets heads of
+    zeros. The configuration records what is gone, and its counts change where all layers end up alike.
+
+    Raises ManyheadsError for layers and heads that do not exist, ConversionError where nothing would be removed or the
+    model's heads depend on one another, BackendError where attention does not pass through the door. Nothing has
+    changed then.
+    """
+    find_attentions(model)
+    known = describe(model)
+    plan = make_plan(known.stated, heads=by_stage(heads), before=known.before)
+    pruning = plan.compact
+    why = cannot_shrink(known.stated, pruning)
+    if why:
+        raise ConversionError(f"{type(model).__name__}: {why}; valid: an export in the form padded")
+    then = shrunk(known.stated, pruning)
+    parameters = dict(model.named_parameters())
+    before, after = (attention_items(known.family, stack, parameters) for stack in (known.stack, then))
+    canonical: dict[str, Tensor] = {}
+    for name, item in before.items():
+        canonical |= take_apart(item, parameters[name].detach())
+    smaller = PrunedWeights(canonical, known.stack, plan, pruning)
+    with torch.no_grad():
+        tensors = {name: put_together(item, smaller).contiguous() for name, item in after.items()}
+    resize(model, known.family, known.stack, then, tensors)
+    _record(model, known.stated, then, pruning)
+    return Pruned(plan, pruning, then)
+
+
+def _record(model: nn.Module, stated: StackSpec, then: StackSpec, pruning: Pruning) -> None:
+    """Say in the configuration what is gone; by its own counts where these can tell it all."""
+    config: Any = model.config
+    changed = uniform_settings(_settings(model), stated, then)
+    if changed is not None:
+        for key, value in changed.items():
+            setattr(config, key, value)
+        pruning = Pruning("uniform", pruning.layers)
+    setattr(config, KEY, pruning.as_json())
+
+
+def uniform_settings(settings: Mapping[str, Any], stated: StackSpec, then: StackSpec) -> dict[str, Any] | None:
+    """The settings that turn a configuration of `stated` into one of `then`, None where no counts can say it.
+
+    Tried by reading the changed configuration: a family that derives the size of a head from the number of heads, or
+    whose constructor refuses the counts, has no way to say it.
+    """
+    counts = {(spec.num_heads, getattr(spec.kv, "num_kv_heads", spec.num_heads)) for _, _, spec in places(then)}
+    if len(counts) != 1:
+        return None
+    heads, kv_heads = counts.pop()
+    sizes = {spec.head_dim for _, _, spec in places(stated)}
+    changed: dict[str, Any] = {}
+    for key in ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
+                "decoder_attention_heads"):  # fmt: skip
+        if key in settings:
+            changed[key] = heads
+    for key in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
+        if settings.get(key) is not None:
+            changed[key] = kv_heads
+    if len(sizes) == 1 and "d_kv" not in settings and "kv_lora_rank" not in settings:
+        changed["head_dim"] = sizes.pop()
+    try:
+        found = read_config({**settings, **changed}, source="config").stack
+    except ValueError:
+        return None
+    return changed if found == then and _constructs({**settings, **changed}) else None
+
+
+def _constructs(settings: Mapping[str, Any]) -> bool:
+    """Whether transformers builds modules of these sizes: a head size that a family does not read would be lost."""
+    import transformers
+
+    kind = transformers.CONFIG_MAPPING.get(str(settings.get("model_type")), None)
+    if kind is None:
+        return False
+    try:
+        config = kind.from_dict(dict(settings))
+    except Exception:  # noqa: BLE001  each class refuses counts in its own way
+        return False
+    return read_config(config.to_dict(), source="config").stack == read_config(settings, source="config").stack
+
+
+class PrunedWeights(Mapping[str, Tensor]):
+    """The weights of a model without the heads that a plan removes, by canonical name, made when they are asked for.
+
+    weights  all or some weights of the model as it is, which `stack` describes
+    """
+
+    def __init__(self, weights_now: Mapping[str, Tensor], stack: StackSpec, plan: Plan, pruning: Pruning) -> None:
+        self._weights = weights_now
+        self._inventory = {weight.name: weight for weight in weights(stack)}
+        self._rows: dict[str, tuple[LayerHeads, LayerHeads, bool]] = {}
+        for stage, layer, spec in places(stack):
+            then = pruning.at(stage, layer)
+            if then is not None:
+                together = spec.qk_norm is not None and spec.qk_norm.scope == "full"
+                self._rows[_prefix(stage, layer)] = (plan.held[stage, layer], then, together)
+        self._biases = {
+            f"{role}.relative_bias": next(rows for begin, rows in self._rows.items() if begin.startswith(role))
+            for role in ("encoder", "decoder")
+            if f"{role}.relative_bias" in self._inventory
+        }
+        self._padded = pruning.form == "padded"
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, weight = self._weights[name], self._inventory[name]
+        if name in self._biases:
+            held, then, _ = self._biases[name]
+            return tensor if self._padded else _taken(weight, tensor, held, then)
+        begin = next((begin for begin in (name[: name.rfind(part) + len(part)] for part in (".self.", ".cross.") if part in name)), "")
+        if begin not in self._rows:
+            return tensor
+        held, then, together = self._rows[begin]
+        own = name.removeprefix(begin)
+        if own == "sinks" and self._padded:
+            return tensor
+        if together and own.split(".")[0] in ("q", "k", "q_norm", "k_norm"):
+            return tensor  # what the norm over all heads reads must stay; the padded form is the only one here
+        return _taken(weight, tensor, held, then)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def _prefix(stage: str, layer: int) -> str:
+    return f"decoder.layers.{layer}.cross." if stage == "cross" else f"{stage}.layers.{layer}.self."
+
+
+def _taken(weight: Weight, tensor: Tensor, held: LayerHeads, then: LayerHeads) -> Tensor:
+    """The rows of each axis that runs over heads which `then` has slots for; zeros where a slot is empty."""
+    for dim, axis in enumerate(weight.axes.split()):
+        if axis in ("h", "y"):
+            tensor = _rows(tensor, dim, held.slots, then.slots)
+        elif axis == "k":
+            tensor = _rows(tensor, dim, held.kv_slots, then.kv_slots)
+    return tensor
+
+
+def _rows(tensor: Tensor, dim: int, now: Sequence[int], then: Sequence[int]) -> Tensor:
+    if tuple(now) == tuple(then):
+        return tensor
+    at = [now.index(slot) if slot >= 0 else -1 for slot in then]
+    found = tensor.index_select(dim, torch.tensor([max(index, 0) for index in at], device=tensor.device))
+    empty = [place for place, index in enumerate(at) if index < 0]
+    if empty:
+        found.index_fill_(dim, torch.tensor(empty, device=tensor.device), 0)
+    return found
+
+
+def mask(model: nn.Module, heads: ByLayer | ByStage) -> Callable[[Call, Tensor], Tensor]:
+    """A gate for the door that makes the outputs of `heads` zeros: what a model without them is measured against.
+
+    heads  original numbers; of a model that lost heads before, those that it still has are found by its record
+
+    Raises as `prune` does for addresses, and BackendError where attention does not pass through the door.
+    """
+    known = describe(model)
+    plan = make_plan(known.stated, by_stage(heads), before=known.before)
+    rows: dict[str, list[int]] = {}
+    modules = modules_of(model, known)
+    for head in plan.new:
+        held = plan.held[head.stage, head.layer]
+        rows.setdefault(modules[head.stage, head.layer], []).append(held.slots.index(head.head))
+
+    def gate(call: Call, outputs: Tensor) -> Tensor:
+        gone = rows.get(call.path)
+        if not gone:
+            return outputs
+        return outputs.index_fill(1, torch.tensor(gone, device=outputs.device), 0)
+
+    return gate
+
+
+def modules_of(model: nn.Module, known: Described) -> dict[tuple[str, int], str]:
+    """Names of the attention modules of `model` by (stage, layer).
+
+    Raises BackendError for an attention that does not pass through the door.
+    """
+    passing = sorted(find_attentions(model).paths.values())
+    items = attention_items(known.family, known.stack, dict(model.named_parameters()))
+    found = {}
+    for stage, layer in now_held(known.stack):
+        begin = _prefix(stage, layer)
+        names = [name for name, item in items.items() if any(part.name.startswith(begin) for part in item.parts)]
+        path = next((path for path in passing if any(name.startswith(f"{path}.") for name in names)), None)
+        if path is None:
+            raise BackendError(f"{type(model).__name__}: attention {begin.rstrip('.')} does not pass through the door")
+        found[stage, layer] = path
+    return found
