@@ -15,9 +15,12 @@ from torch import Tensor
 from manyheads.ops.predicates import Grid, Visible
 
 __all__ = [
-    "BEST", "COUNT", "DISTANCE", "MARKS", "PAST", "REFERENCE", "SQUARES", "SUM", "TOP", "TOTAL", "WEIGHTED", "Rows", "Sight",
-    "fresh", "scan",
+    "BEST", "COUNT", "DISTANCE", "MARKS", "PAST", "REFERENCE", "SQUARES", "SUM", "TOP", "TOTAL", "WEIGHTED", "Bounds", "Rows",
+    "Sight", "fresh", "hide", "scan",
 ]  # fmt: skip
+
+# For each query of a tile, the first key that it sees and the one after the last: integers (r,).
+Bounds = tuple[Tensor, Tensor]
 
 # Fields of a row, all over the keys that it sees: the largest logit; sum of e; sum of e·(l - top); sum of e·|i - j|; sum of
 # e over keys up to the query; a logit near all others, sums of l and l² about it, their number; the key with the largest
@@ -71,11 +74,13 @@ def fresh(heads: int, rows: slice, sight: Sight, *, reach: int, like: Tensor, dt
     return Rows(rows.start, state, band)
 
 
-def scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight) -> None:
-    """Takes a tile of logits (h, r, c) into `rows`; -inf where a key is not seen."""
-    state, seen = rows.state, logits > -torch.inf
+def scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight, bounds: Bounds | None) -> None:
+    """Takes a tile of logits (h, r, c) into `rows`; a key is not seen where they are -inf, nor outside `bounds`."""
     i = torch.arange(rows.first, rows.first + logits.shape[1], device=logits.device)[:, None] + sight.offset
     j = torch.arange(columns.start, columns.stop, device=logits.device)[None]
+    if bounds is not None:
+        logits = torch.where((j >= bounds[0][:, None]) & (j < bounds[1][:, None]), logits, -torch.inf)
+    state, seen = rows.state, logits > -torch.inf
     largest, place = logits.max(-1)
     old, total = state[..., TOP].clone(), state[..., TOTAL].clone()
     new = torch.maximum(old, largest)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manyheads.heads import rows as fields
-from manyheads.heads.rows import Rows, Sight, fresh, hide, scan
+from manyheads.heads.rows import Bounds, Rows, Sight, fresh, hide, scan
 from manyheads.models.door_call import Call
 from manyheads.models.handed import widened
 from manyheads.ops.predicates import Causal, Visible, Window, grid
@@ -25,8 +25,8 @@ __all__ = ["Scan", "Sums", "walk"]
 _TILE_KEYS = 2048
 _TILE_ELEMENTS = 2**19  # of all heads together: 2 MiB in float32
 
-# Takes a tile of logits, -inf where a key is not seen, into rows: `rows.scan` or its compiled twin.
-Scan = Callable[[Rows, Tensor, slice, Sight], None]
+# Takes a tile of logits into rows: `rows.scan` or its compiled twin.
+Scan = Callable[[Rows, Tensor, slice, Sight, Bounds | None], None]
 
 
 @dataclass(eq=False)
@@ -72,25 +72,31 @@ def walk(call: Call, sights: list[Sight], sums: Sums, *, scan_tile: Scan = scan,
         logits_of = _level(call, h, dtype) if uniform else _products(call, sequence, dtype)
         for rows in _row_tiles(t, h, min(s, _TILE_KEYS)):
             state = fresh(h, rows, sight, reach=sums.reach, like=call.q, dtype=dtype)
-            for columns, whole in _column_tiles(call, rows, s, sight.offset):
+            at = torch.arange(rows.start, rows.stop, device=call.q.device) + sight.offset
+            bounds = _bounds(call.visible, at, s)
+            for columns in _column_tiles(call.visible, at, bounds, s):
                 logits = logits_of(rows, columns)
-                if not whole:
-                    at = grid(batch=b, heads=heads, rows=rows, columns=columns, offset=sight.offset, device=call.q.device)
-                    logits = hide(logits, call.visible, at, sequence)
-                scan_tile(state, logits, columns, sight)
+                if bounds is None:
+                    pairs = grid(batch=b, heads=heads, rows=rows, columns=columns, offset=sight.offset, device=at.device)
+                    logits = hide(logits, call.visible, pairs, sequence)
+                scan_tile(state, logits, columns, sight, bounds)
             _fold(state, sight, sums, call.sinks, uniform=uniform)
 
 
 def _products(call: Call, sequence: int, dtype: torch.dtype) -> Callable[[slice, slice], Tensor]:
     """The logits of a tile of one sequence, before anything is hidden."""
     k = widened(call.k)[sequence].to(dtype)
+    # Whole vectors of keys, so that no tile has to be copied for the compiled scan.
+    k = torch.nn.functional.pad(k, (0, 0, 0, -k.shape[1] % 16))
     q, kv_heads = call.q[sequence], k.shape[0]
     bias = None if call.bias is None else call.bias[(None,) * (4 - call.bias.dim())]
 
     def tile(rows: slice, columns: slice) -> Tensor:
         part = q[:, rows].to(dtype) * call.scale
         h, r, d = part.shape
-        logits = (part.reshape(kv_heads, h // kv_heads * r, d) @ k[:, columns].mT).reshape(h, r, -1)
+        whole = k[:, columns.start : columns.stop + -columns.stop % 16]
+        logits = (part.reshape(kv_heads, h // kv_heads * r, d) @ whole.mT).reshape(h, r, -1)
+        logits = logits[..., : columns.stop - columns.start]
         if call.softcap is not None:
             logits = call.softcap * torch.tanh(logits / call.softcap)
         if bias is None:
@@ -112,15 +118,26 @@ def _row_tiles(queries: int, heads: int, keys: int) -> Iterator[slice]:
     return (slice(at, min(at + size, queries)) for at in range(0, queries, size))
 
 
-def _column_tiles(call: Call, rows: slice, keys: int, offset: int) -> Iterator[tuple[slice, bool]]:
-    """The key tiles that some query of `rows` may see, and whether all of them see all of it."""
-    for start in range(0, keys, _TILE_KEYS):
-        columns = slice(start, min(start + _TILE_KEYS, keys))
-        seen: bool | None = call.visible is None or None
-        if isinstance(call.visible, Visible):
-            seen = call.visible.block(rows.start + offset, rows.stop - 1 + offset, columns.start, columns.stop - 1)
-        if seen is not False:
-            yield columns, seen is True
+def _bounds(visible: Visible | Tensor | None, queries: Tensor, keys: int) -> Bounds | None:
+    """The keys that queries at these positions see, where each sees one stretch of them; None where one has to look."""
+    if visible is None:
+        return torch.zeros_like(queries), torch.full_like(queries, keys)
+    if not isinstance(visible, (Causal, Window)):
+        return None
+    low = queries - visible.keys + 1 if isinstance(visible, Window) else torch.zeros_like(queries)
+    return low.clamp(0, keys), (queries + 1).clamp(0, keys)
+
+
+def _column_tiles(
+    visible: Visible | Tensor | None, queries: Tensor, bounds: Bounds | None, keys: int
+) -> Iterator[slice]:
+    """The key tiles that some query may see."""
+    first, last = (0, keys) if bounds is None else (int(bounds[0].min()) // 16 * 16, int(bounds[1].max()))
+    for start in range(first, last, _TILE_KEYS):
+        columns = slice(start, min(start + _TILE_KEYS, last))
+        ends = int(queries[0]), int(queries[-1]), columns.start, columns.stop - 1
+        if not isinstance(visible, Visible) or visible.block(*ends) is not False:
+            yield columns
 
 
 def _fold(rows: Rows, sight: Sight, sums: Sums, sinks: Tensor | None, *, uniform: bool) -> None:
@@ -170,14 +187,3 @@ def _add_masses(near: Tensor, marked: Tensor, sums: Sums) -> None:
     mass = torch.cat((ours, marked), -1)
     sums.add("mass", mass.sum(1).T)
     sums.add("seen", (mass > 0).sum(1).T)
-
-
-def ranges(visible: Visible | Tensor | None, queries: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
-    """The first key and the one after the last that queries at these positions see, where that says all; else None."""
-    if visible is None:
-        return torch.zeros_like(queries), torch.full_like(queries, keys)
-    if isinstance(visible, Causal):
-        return torch.zeros_like(queries), (queries + 1).clamp(0, keys)
-    if isinstance(visible, Window):
-        return (queries - visible.keys + 1).clamp(0, keys), (queries + 1).clamp(0, keys)
-    return None
