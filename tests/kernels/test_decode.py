@@ -101,9 +101,13 @@ def test_alibi():
     assert error(found, expected) < 2e-6
 
 
-def test_int8_with_scales():
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("strided", [False, True])
+def test_int8_with_scales(stored, strided):
     q, k, v = made((2, 8, 2, 1, 100, 64, 64), torch.float32)
-    scales = [x.abs().amax(-1) / 127 for x in (k, v)]
+    scales = [(x.abs().amax(-1) / 127).to(stored) for x in (k, v)]
+    if strided:
+        scales = [x.mT.contiguous().mT for x in scales]
     k8, v8 = ((x / s[..., None]).round().to(torch.int8) for x, s in zip((k, v), scales, strict=True))
     keys = Keys.causal(2, 1, 100)
     found = decode(q, k8, v8, keys, scale=0.1, k_scale=scales[0], v_scale=scales[1])

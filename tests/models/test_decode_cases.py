@@ -154,7 +154,7 @@ def test_o78_int8_takes_a_byte_an_element_and_a_scale_a_head() -> None:
     layer.update(*(torch.zeros(1, 8, 10, 64, dtype=torch.bfloat16),) * 2)
     keys = layer.keys
     assert keys.numbers.numel() * keys.numbers.element_size() == 10 * 8 * 64
-    assert keys.scales.numel() * keys.scales.element_size() == 10 * 8 * 4
+    assert keys.scales.numel() * keys.scales.element_size() == 10 * 8 * 2
 
 
 def test_o79_a_latent_layer_keeps_576_values() -> None:

@@ -68,9 +68,9 @@ class Rotation:
         self._queries = torch.randn(shape.heads * shape.queries * shape.head_dim, generator=generator)
         self._scales = None
         if shape.dtype == "int8":
-            # A float a token and head beside one byte an element: small, but read like the rest.
+            # A float16 a token and head, as in our cache, beside one byte an element: small, but read like the rest.
             size = (self.count, 2, 1, shape.kv_heads, shape.keys)
-            self._scales = torch.rand(size, generator=generator).add_(0.5).div_(64.0)
+            self._scales = torch.rand(size, generator=generator).add_(0.5).div_(64.0).half()
         self._next = 0
 
     @staticmethod

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from manyheads.kernels import lanes
 
-__all__ = ["floats", "integers", "prefetch", "take"]
+__all__ = ["floats", "half", "integers", "prefetch", "take"]
 
 
 def _pointer(kind: Any) -> Any:
@@ -28,6 +28,17 @@ def _pointer(kind: Any) -> Any:
 
 floats = _pointer(types.float32)
 integers = _pointer(types.int64)
+
+
+@intrinsic
+def half(typingctx, address):
+    """The float16 at `address` as float32."""
+
+    def generate(context, builder, signature, arguments):
+        word = builder.load(builder.inttoptr(arguments[0], ir.IntType(16).as_pointer()))
+        return builder.fpext(builder.bitcast(word, ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.intp), generate
 
 
 @intrinsic

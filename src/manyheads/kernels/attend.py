@@ -82,7 +82,7 @@ def decode(
     bias              added after scale and softcap; broadcasts to (b, h, t, s)
     slopes, positions ALiBi: -slopes[h] · |positions[b, t] - n|
     sinks             (h,) one extra logit a head in the denominator
-    k_scale, v_scale  (b, k, s) of an int8 cache: key n is k_scale[n] · k[n]
+    k_scale, v_scale  (b, k, s) of an int8 cache, read as they are in float32 or float16: key n is k_scale[n] · k[n]
     threads           0 for all; 1 runs on the calling thread alone
     supported         whether the caller has asked `supports`
 
@@ -96,8 +96,8 @@ def decode(
     threads = threads or team.default_threads()
     inputs = Inputs(
         _side_by_side(q.detach().float()), k, v, keys.low.contiguous(), keys.high.contiguous(),
-        _bias(bias, (b, h, t, k.shape[2])), _flat(slopes), _positions(positions, q), _flat(sinks), _wide(k_scale),
-        _wide(v_scale), torch.empty((b, h, t, out_size)),
+        _bias(bias, (b, h, t, k.shape[2])), _flat(slopes), _positions(positions, q), _flat(sinks), _scales(k_scale, v_scale),
+        _scales(v_scale, k_scale), torch.empty((b, h, t, out_size)),
     )  # fmt: skip
     room = scratch(kind, size, out_size, h // k.shape[1] * t)
     request, tasks = prepared(inputs, room, threads, scale, softcap or 0.0)
@@ -138,8 +138,11 @@ def _flat(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach().float().contiguous()
 
 
-def _wide(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.detach().float()
+def _scales(x: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """As they are in float16, if the other scales are too, else in float32."""
+    if x is None or other is None:
+        return None
+    return x.detach() if x.dtype == other.dtype == torch.float16 else x.detach().float()
 
 
 def _bias(bias: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | None:

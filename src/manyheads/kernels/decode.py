@@ -16,7 +16,7 @@ import numpy as np
 from numba import carray, from_dtype, types
 
 from manyheads.kernels import lanes
-from manyheads.kernels.access import floats, integers, take
+from manyheads.kernels.access import floats, half, integers, take
 from manyheads.kernels.blocks import mixes, packed_scores, row_scores, widened_tile
 from manyheads.kernels.caching import Compiled, Entry, compiled, entry
 from manyheads.kernels.micro import exceeds, row_maximum, softmax_row
@@ -149,7 +149,7 @@ def _adjust(r, tile, rows, count, key, batch, head):
         query, query_head = row % r.queries, head * r.group + row // r.queries
         if r.k_scale != 0:
             at = batch * r.k_scale_batch + head * r.k_scale_head + key * r.k_scale_token
-            _multiply(line, r.k_scale + 4 * at, r.k_scale_token)
+            _multiply(line, r.k_scale + r.scale_bytes * at, r.k_scale_token, r.scale_bytes)
         if r.softcap > 0.0:
             cap = np.float32(r.softcap)
             for n in range(count):
@@ -173,14 +173,21 @@ def _adjust(r, tile, rows, count, key, batch, head):
 def _weigh_values(r, tile, rows, count, key, batch, head):
     """The scale of each value, taken into its weights."""
     at = batch * r.v_scale_batch + head * r.v_scale_head + key * r.v_scale_token
+    factors = r.v_scale + r.scale_bytes * at
     for row in range(rows):
-        _multiply(carray(floats(tile + 4 * row * TILE_KEYS), (count,)), r.v_scale + 4 * at, r.v_scale_token)
+        _multiply(carray(floats(tile + 4 * row * TILE_KEYS), (count,)), factors, r.v_scale_token, r.scale_bytes)
 
 
 @compiled
-def _multiply(line, factors, stride):
-    """line[n] *= factors[n · stride]."""
-    if stride == 1:
+def _multiply(line, factors, stride, width):
+    """line[n] *= factors[n · stride], which are float32 or, of a width of 2 bytes, float16."""
+    if width == 2 and stride == 1:
+        for n in range(len(line)):
+            line[n] *= half(factors + 2 * n)
+    elif width == 2:
+        for n in range(len(line)):
+            line[n] *= half(factors + 2 * n * stride)
+    elif stride == 1:
         near = carray(floats(factors), (len(line),))
         for n in range(len(line)):
             line[n] *= near[n]

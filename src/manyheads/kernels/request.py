@@ -29,11 +29,11 @@ _INTEGERS = """
     counters tasks splits kv_heads group queries keys
     q q_batch q_head q_query k k_batch k_head k_token v v_batch v_head v_token
     k_scale k_scale_batch k_scale_head k_scale_token v_scale v_scale_batch v_scale_head v_scale_token
-    low high bias bias_batch bias_head bias_query bias_key slopes positions sinks
+    scale_bytes low high bias bias_batch bias_head bias_query bias_key slopes positions sinks
     scratch scratch_bytes tile_at packed_at values_at mixed top total out
 """
 
-#: tasks = batch · kv_heads · splits; rows of a task = group · queries. mixed (parts, rows, widened v), top (parts,
+#: scale_bytes: 4 for float32 scales, 2 for float16. tasks = batch · kv_heads · splits; rows of a task = group · queries. mixed (parts, rows, widened v), top (parts,
 #: rows) and total (parts, rows, 16 lanes) hold what a task found: a part for each task where keys are split, else one for
 #: each thread.
 REQUEST = np.dtype([*((name, np.int64) for name in _INTEGERS.split()), ("scale", np.float64), ("softcap", np.float64)])
@@ -93,6 +93,7 @@ def prepared(x: Inputs, scratch: Scratch, threads: int, scale: float, softcap: f
         _kept.record, 0,
         start, tasks, splits, kv_heads, h // kv_heads, t, s,
         *_place(x.q), *_place(x.k), *_place(x.v), *_elements(x.k_scale, 3), *_elements(x.v_scale, 3),
+        0 if x.k_scale is None else x.k_scale.element_size(),
         x.low.data_ptr(), x.high.data_ptr(), *_elements(x.bias, 4),
         _address(x.slopes), _address(x.positions), _address(x.sinks),
         start + _COUNTER_BYTES, scratch.thread, scratch.tile_at, scratch.packed_at, scratch.values_at,

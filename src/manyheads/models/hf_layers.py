@@ -86,7 +86,7 @@ class FullLayer(CacheLayerMixin):
     def _encoded(self, x: Tensor) -> list[Tensor]:
         if self.stored == torch.int8:
             numbers, scales = quantised(x.detach())
-            return [numbers, scales[..., 0].float()]
+            return [numbers, scales[..., 0]]
         return [x if self.stored is None else x.to(self.stored)]
 
     def _read(self, last: int | None = None) -> tuple[Tensor, Tensor]:
