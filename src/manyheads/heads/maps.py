@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
+from manyheads.heads.places import is_staged, stage_of
 from manyheads.models.door import Call, opened
 from manyheads.models.handed import widened
 from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
@@ -30,7 +31,6 @@ _ALL_BYTES = 3_225_000  # of all heads together: 4.1 MiB as base64, of a page th
 _LEAST_BYTES = 512
 _PASSAGES = 4
 _PAIRS_IN_A_TILE = 2**22
-_CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention")
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,10 @@ def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | Non
             raise ManyheadsError(f"maps show one text at a time: {name} holds {tensor.shape[0]}; valid: a batch of 1")
     shape = shape or fit(270)
     found: dict[tuple[str, int], LayerMaps] = {}
+    staged = is_staged(model)
 
     def look(call: Call, _: Tensor) -> None:
-        stage = _stage(model, call)
+        stage = stage_of(call.path, staged=staged)
         layer = call.layer
         if layer < 0 or (stage, layer) in found:  # one module that serves several layers, as ALBERT's
             layer = sum(kind == stage for kind, _ in found)
@@ -158,14 +159,6 @@ def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | Non
     with torch.inference_mode(), opened(model, observers=[look], mode="eval"):
         body(**inputs)
     return HeadMaps(tuple(found.values()))
-
-
-def _stage(model: Any, call: Call) -> str:
-    if not getattr(model.config, "is_encoder_decoder", False):
-        return ""
-    if getattr(call.module, "is_cross_attention", False) or any(name in call.path for name in _CROSS):
-        return "cross"
-    return "encoder" if "encoder" in call.path.split(".") else "decoder"
 
 
 def _layer_maps(call: Call, stage: str, layer: int, shape: MapShape) -> LayerMaps:

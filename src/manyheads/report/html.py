@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from manyheads.report.jsonform import encode
 from manyheads.report.plain import visible
 from manyheads.report.plot import Drawing, Plot, draw
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
     from manyheads.report.value import Report
 
-__all__ = ["GENERATOR", "Fact", "generator", "render_html"]
+__all__ = ["GENERATOR", "Fact", "Widget", "embedded", "fragment", "generator", "render_html"]
 
 
 def generator(verb: str) -> str:
@@ -40,50 +43,96 @@ class Fact:
     tone: str = ""
 
 
+@dataclass(frozen=True)
+class Widget:
+    """Something to look into that is no table and no plot, trusted as it is: make `markup` by `fragment`, which escapes.
+
+    `style` and `script` are files of the templates' folder, added once to the page; `script` "" for none. `after`: the
+    question of the table that it follows, in whose section it stands.
+    """
+
+    markup: str
+    after: str
+    style: str = ""
+    script: str = ""
+
+
 def render_html(
-    report: Report, *, verdict: Fact | None = None, facts: Sequence[Fact] = (), plots: Sequence[Plot] = (), made: str = "",
-    verb: str = "xray", brand: str = "x-ray",
+    report: Report, *, verdict: Fact | None = None, facts: Sequence[Fact] = (), plots: Sequence[Plot] = (),
+    widgets: Sequence[Widget] = (), made: str = "", verb: str = "xray", brand: str = "x-ray",
 ) -> str:  # fmt: skip
     """`report` as the text of an HTML page.
 
-    `verdict`: one sentence at the top; `facts`: figures below it; `plots`: drawn after the tables they name; `made`: with
-    what and when. Everything in the report is taken for untrusted text and escaped; its `data` is embedded as JSON.
-    Needs jinja2 (extra `models`).
+    `verdict`: one sentence at the top; `facts`: figures below it; `plots` and `widgets`: after the tables they name;
+    `made`: with what and when. Everything in the report is taken for untrusted text and escaped; its `data` is embedded
+    as JSON. No script runs but those of the widgets, which the page's policy names by their hash. Needs jinja2 (extra
+    `models`).
     """
     drawings: dict[str, list[Drawing]] = {}
     for plot in plots:
         drawn = draw(plot)
         if drawn is not None:
             drawings.setdefault(plot.after, []).append(drawn)
-    page: str = _template().render(
+    beside: dict[str, list[str]] = {}
+    for widget in widgets:
+        beside.setdefault(widget.after, []).append(widget.markup)
+    scripts = [_file(name) for name in dict.fromkeys(widget.script for widget in widgets if widget.script)]
+    page: str = _template("page.html").render(
         report=report,
         generator=generator(verb),
         brand=brand,
         verdict=verdict,
         facts=facts,
         drawings=drawings,
+        widgets=beside,
+        scripts=scripts,
+        script_hashes=[_hash(script) for script in scripts],
+        styles=[_file(name) for name in dict.fromkeys(widget.style for widget in widgets if widget.style)],
         made=made,
-        json=_embedded(report.data),
+        json=_shielded(encode(report.data)),
         long_notes=_LONG_NOTES,
     )
     return page
 
 
-def _embedded(data: Mapping[str, Any]) -> str:
-    """The JSON so that no text in it can end the element it stands in."""
-    return encode(data).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def fragment(name: str, values: Mapping[str, object]) -> str:
+    """The template `name` filled with `values`, every one of them escaped: the markup of a `Widget`."""
+    filled: str = _template(name).render(values)
+    return filled
+
+
+def embedded(data: object) -> str:
+    """`data` as compact JSON in ASCII, for a script element: no text in it can end the element it stands in."""
+    return _shielded(json.dumps(data, separators=(",", ":"), allow_nan=False))
+
+
+def _shielded(text: str) -> str:
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 @cache
-def _template() -> Template:
+def _file(name: str) -> str:
+    return resources.files("manyheads.report").joinpath("templates", name).read_text("utf-8")
+
+
+@cache
+def _template(name: str) -> Template:
+    return _environment().from_string(_file(name))
+
+
+@cache
+def _environment() -> Environment:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup, escape
 
-    folder = resources.files("manyheads.report").joinpath("templates")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters["shown"] = lambda text: escape(visible(str(text), keep_lines=True))
     # Trusted: written by us, not by whoever made a model.
-    environment.globals["style"] = Markup(folder.joinpath("page.css").read_text("utf-8"))  # noqa: S704
-    return environment.from_string(folder.joinpath("page.html").read_text("utf-8"))
+    environment.globals["style"] = Markup(_file("page.css"))  # noqa: S704
+    return environment
