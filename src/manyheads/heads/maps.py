@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.places import is_staged, stage_of
+from manyheads.heads.batches import places
 from manyheads.models.door import Call, opened
 from manyheads.models.handed import widened
 from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
@@ -146,17 +146,18 @@ def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | Non
             raise ManyheadsError(f"maps show one text at a time: {name} holds {tensor.shape[0]}; valid: a batch of 1")
     shape = shape or fit(270)
     found: dict[tuple[str, int], LayerMaps] = {}
-    staged = is_staged(model)
+    stages: dict[str, str] = {}
 
     def look(call: Call, _: Tensor) -> None:
-        stage = stage_of(call.path, staged=staged)
+        stage = stages[call.path]
         layer = call.layer
         if layer < 0 or (stage, layer) in found:  # one module that serves several layers, as ALBERT's
             layer = sum(kind == stage for kind, _ in found)
         found[stage, layer] = _layer_maps(call, stage, layer, shape)
 
     body = getattr(model, "base_model", model)  # without a language head: logits of long texts are gigabytes
-    with torch.inference_mode(), opened(model, observers=[look], mode="eval"):
+    with torch.inference_mode(), opened(model, observers=[look], mode="eval") as door:
+        stages |= {place.path: place.stage for place in places(door.attentions)}
         body(**inputs)
     return HeadMaps(tuple(found.values()))
 
