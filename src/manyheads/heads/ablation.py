@@ -17,8 +17,9 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, check_heads
-from manyheads.heads.metrics import Batch, Metric, answer, as_batches, measured, metric_of
-from manyheads.heads.places import Heads, Place, Placing, addresses, is_staged, select, stage_of
+from manyheads.heads.batches import places as stacks
+from manyheads.heads.metrics import Batch, Metric, as_batches, measured, metric_of
+from manyheads.heads.places import Heads, Place, Placing, addresses, select
 from manyheads.heads.replacing import METHODS, Means, Outputs, Replacing, donated
 from manyheads.heads.replay import Replay, replaying
 from manyheads.heads.scores import Importance
@@ -66,6 +67,8 @@ def ablation(
                 run.prepare(number)
                 if number == 0 and reuse:
                     reused = _faithful(run, replay, batch, whole)
+                # From the last layer to the first: a block that keeps something for later keeps what it had untouched.
+                jobs.sort(key=lambda job: (-replay.prefix(run.places[job[0]].path), job))
                 for done, (row, head) in enumerate(jobs):
                     path = run.places[row].path
                     replay.skip_to(path if reused else None)
@@ -135,12 +138,11 @@ class _Masked(Replacing):
 
     def __init__(self, model: Any, heads: Heads) -> None:
         super().__init__()
-        self._staged = is_staged(model)
         self._asked: dict[tuple[str, int], list[int]] = {}
         for head in addresses(heads):
             self._asked.setdefault((head.stage, head.layer), []).append(head.head)
-        found = find_attentions(model)
-        there = {(stage_of(path, staged=self._staged), found.layers[key]) for key, path in found.paths.items()}
+        self._stages = {place.path: place.stage for place in stacks(find_attentions(model))}
+        there = {(place.stage, place.layer) for place in stacks(find_attentions(model))}
         missing = next((place for place in self._asked if place not in there), None)
         if missing is not None:
             names = ", ".join(f"{stage}/{layer}" if stage else str(layer) for stage, layer in sorted(there))
@@ -150,7 +152,7 @@ class _Masked(Replacing):
             )
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
-        stage = stage_of(call.path, staged=self._staged)
+        stage = self._stages[call.path]
         mine = self._asked.get((stage, call.layer), [])
         check_heads({call.layer: mine} if mine else {}, [out.shape[1]] * (call.layer + 1), stage=stage)
         self.gone = {call.path: mine}
@@ -165,7 +167,7 @@ class _Run:
             raise ManyheadsError(f"heads cannot be taken away by {how!r}; valid: {', '.join(METHODS)}")
         self._model, self._batches, self._how, self._metric = model, batches, how, metric
         self._gate = Replacing()
-        self._staged = is_staged(model)
+        self._stages: dict[str, str] = {}
         self.places: tuple[Place, ...] = ()
 
     @property
@@ -176,12 +178,14 @@ class _Run:
     @contextmanager
     def open(self) -> Iterator[_Run]:
         """The door is open, in evaluation mode and without gradients, and the places of the heads are known."""
-        placing = Placing(self._model)
+        found = find_attentions(self._model)
+        placing = Placing(found)
+        self._stages = {place.path: place.stage for place in stacks(found)}
         with torch.no_grad(), opened(self._model, gates=[self._gate], observers=[placing], mode="eval") as door:
             if self._how == "mean":
                 self._gate.instead = self._means()
             else:
-                answer(self._model, self._batches[0])
+                self._model(**self._batches[0])
             self.places = placing.places(door)
             yield self
 
@@ -206,17 +210,17 @@ class _Run:
             self._gate.instead = donated(own, after)
 
     def _outputs(self, number: int) -> Outputs:
-        outputs = Outputs(self._batches[number], staged=self._staged)
+        outputs = Outputs(self._batches[number], self._stages)
         with opened(self._model, observers=[outputs]):
-            answer(self._model, self._batches[number])
+            self._model(**self._batches[number])
         return outputs
 
     def _means(self) -> dict[str, Tensor]:
-        means = Means(staged=self._staged)
+        means = Means(self._stages)
         with opened(self._model, observers=[means]):
             for batch in self._batches:
                 means.batch = batch
-                answer(self._model, batch)
+                self._model(**batch)
         return means.means()
 
 

@@ -23,6 +23,7 @@ from manyheads.heads.metrics import Batch, Metric, as_batches, measured, metric_
 from manyheads.heads.places import Heads, Place, Placing, select
 from manyheads.heads.scores import Importance, rank_correlation
 from manyheads.models.door import Call, opened
+from manyheads.models.door_attentions import find_attentions
 
 __all__ = ["FIRST_ORDER", "Importance", "frozen", "importance", "rank_correlation"]
 
@@ -86,7 +87,7 @@ def _first_order(
             "outside, or use method='zero', 'mean' or 'resample', which need none"
         )
     began = time.perf_counter()
-    ones, placing = _Ones(), Placing(model)
+    ones, placing = _Ones(), Placing(find_attentions(model))
     parts: list[dict[str, Tensor]] = []
     values, weights = [], []
     with frozen(model, checkpointed=mode is None), opened(model, gates=[ones], observers=[placing], mode=mode) as door:
@@ -119,7 +120,7 @@ def _slopes(model: Any, value: Tensor, ones: _Ones, *, checkpointed: bool) -> di
             "use method='zero', 'mean' or 'resample' for it"
         )
     factors = list(ones.ones.values())
-    if checkpointed and getattr(model, "is_gradient_checkpointing", False):
+    if checkpointed and _checkpoints(model):
         value.backward()  # re-entrant checkpointing refuses to be asked for chosen gradients
     else:
         value.backward(inputs=factors)
@@ -155,7 +156,7 @@ def frozen(model: Any, *, checkpointed: bool = False) -> Iterator[None]:
     try:
         for parameter, _ in asked:
             parameter.requires_grad_(requires_grad=False)
-        if checkpointed and getattr(model, "is_gradient_checkpointing", False):
+        if checkpointed and _checkpoints(model):
             hooks.append(model.get_input_embeddings().register_forward_hook(_ask))
         yield
     finally:
@@ -163,6 +164,11 @@ def frozen(model: Any, *, checkpointed: bool = False) -> Iterator[None]:
             hook.remove()
         for parameter, before in asked:
             parameter.requires_grad_(requires_grad=before)
+
+
+def _checkpoints(model: Any) -> bool:
+    """Whether gradient checkpointing is on anywhere in the model."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def _ask(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001  the signature of a hook

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
+from manyheads.heads.batches import prepared
 
-__all__ = ["Batch", "Metric", "answer", "as_batches", "measured", "metric_of", "next_token_loss"]
+__all__ = ["Batch", "Metric", "as_batches", "measured", "metric_of", "next_token_loss"]
 
 # A batch is what the model takes: {"input_ids": ..., "attention_mask": ...}.
 Batch = dict[str, Any]
@@ -35,8 +35,10 @@ def _batch(model: Any, batch: Mapping[str, Any] | Tensor | Sequence[int]) -> Bat
     if not isinstance(batch, Mapping):
         ids = torch.as_tensor(batch)
         batch = {"input_ids": ids[None] if ids.dim() == 1 else ids}
-    place = next(model.parameters()).device
-    return {name: value.to(place) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    found = prepared(model, batch, device=next(model.parameters()).device)
+    if "logits_to_keep" not in batch:
+        found.pop("logits_to_keep", None)  # the statistics want one, and a loss wants all
+    return found
 
 
 def metric_of(model: Any, batch: Batch, metric: Metric | None) -> Metric:
@@ -99,16 +101,9 @@ def next_token_loss(outputs: Any, batch: Batch) -> tuple[Tensor, float]:
     return total / count, count
 
 
-def answer(model: Any, batch: Batch) -> Any:
-    """What the model returns for the batch, without a cache where it can be told so."""
-    known = inspect.signature(type(model).forward).parameters
-    extra = {"use_cache": False} if "use_cache" in known and "use_cache" not in batch else {}
-    return model(**batch, **extra)
-
-
 def measured(model: Any, batch: Batch, metric: Metric) -> tuple[Tensor, float]:
     """(value, weight) of the metric on a batch. ManyheadsError where it is not one finite number."""
-    found = metric(answer(model, batch), batch)
+    found = metric(model(**batch), batch)
     value, weight = found if isinstance(found, tuple) else (found, _sequences(batch))
     value = torch.as_tensor(value)
     if value.numel() != 1:

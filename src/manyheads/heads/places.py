@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
+from manyheads.heads import batches
 from manyheads.heads.address import Head, by_layer, check_heads, format_head
 from manyheads.models.door import Call, Door
+from manyheads.models.door_attentions import Attentions
 
-__all__ = ["Heads", "Place", "Placing", "addresses", "is_staged", "place_of", "select", "stage_of"]
+__all__ = ["Heads", "Place", "Placing", "addresses", "place_of", "select"]
 
 # Heads as callers give them: {layer: (head, head)} for a model of one stack, or addresses.
 Heads = Mapping[int, Sequence[int]] | Iterable[Head]
 
-_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.IGNORECASE)
-_ENCODER = re.compile(r"(?:^|\.)(?:\w*_)?encoder\.")
-
 
 class Place(NamedTuple):
-    """One attention module: `path` is its name in the model, `stage` is "" but in encoder-decoders (`address.STAGES`)."""
+    """One attention module: `path` is its name in the model, `stage` is "" in a model of one stack."""
 
     path: str
     layer: int
@@ -36,50 +34,39 @@ class Place(NamedTuple):
 
 
 class Placing:
-    """An observer that notes the places of a model, in the order in which they were called first."""
+    """An observer that notes how many heads each attention of a model has."""
 
-    def __init__(self, model: Any) -> None:
-        self.staged = is_staged(model)
-        self._found: dict[str, Place] = {}
+    def __init__(self, attentions: Attentions) -> None:
+        self._stacks = {place.path: place for place in batches.places(attentions)}
+        self._counts: dict[str, tuple[int, int]] = {}
 
     def __call__(self, call: Call, outputs: Tensor) -> None:
-        if call.path not in self._found:
-            stage = stage_of(call.path, staged=self.staged)
-            self._found[call.path] = Place(call.path, call.layer, stage, outputs.shape[1], call.k.shape[1])
+        self._counts.setdefault(call.path, (outputs.shape[1], call.k.shape[1]))
 
     def places(self, door: Door) -> tuple[Place, ...]:
-        """What was found. ManyheadsError where two modules would have one address, or attention ran past the door."""
-        if not self._found:
+        """What was called, stack by stack. ManyheadsError where two modules would have one address, or attention ran past
+        the door."""
+        if not self._counts:
             raise ManyheadsError("no attention of the model was called through the door, so there is no head to judge")
         if door.outside:
             raise ManyheadsError(
                 f"{len(door.outside)} attention modules do not pass through the door ({door.outside[0]}), so their heads "
                 "cannot be told from the rest; valid: models whose every attention calls transformers' AttentionInterface"
             )
+        found = [
+            Place(path, one.layer, one.stage, *self._counts[path])
+            for path, one in self._stacks.items()
+            if path in self._counts
+        ]
         seen: dict[tuple[str, int], str] = {}
-        for place in self._found.values():
+        for place in found:
             other = seen.setdefault((place.stage, place.layer), place.path)
             if other != place.path:
                 raise ManyheadsError(
                     f"{other} and {place.path} are both layer {place.layer}, so an address of a head would mean two; "
                     "hand over the part of the model that holds one of them"
                 )
-        order = {"encoder": 0, "decoder": 1, "cross": 2}
-        return tuple(sorted(self._found.values(), key=lambda place: (order.get(place.stage, 0), place.layer)))
-
-
-def is_staged(model: Any) -> bool:
-    """Whether its heads are told apart by the kind of attention too: encoder-decoders."""
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
-
-def stage_of(path: str, *, staged: bool) -> str:
-    """ "encoder", "decoder" or "cross" of a module of an encoder-decoder model; "" in a model that is not `staged`."""
-    if not staged:
-        return ""
-    if _CROSS.search(path.rsplit(".", 1)[-1]):
-        return "cross"
-    return "encoder" if _ENCODER.search(path) else "decoder"
+        return tuple(found)
 
 
 def place_of(places: Sequence[Place], head: Head) -> int:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.metrics import Batch
-from manyheads.heads.places import stage_of
 from manyheads.models.door import Call
 
 __all__ = ["METHODS", "Means", "Outputs", "Replacing", "donated", "real_positions"]
@@ -43,14 +42,14 @@ class Replacing:
 class Means:
     """An observer that takes the mean output (h, v) of each head over all real positions of all batches."""
 
-    def __init__(self, *, staged: bool) -> None:
-        self.staged = staged
+    def __init__(self, stages: Mapping[str, str]) -> None:
         self.batch: Batch = {}
+        self._stages = stages
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
     def __call__(self, call: Call, out: Tensor) -> None:
-        real = real_positions(self.batch, call, staged=self.staged)
+        real = real_positions(self.batch, call, self._stages[call.path])
         total = torch.einsum("bhtv,bt->hv", out.double(), real.double())
         known = self._sums.get(call.path)
         self._sums[call.path] = total if known is None else known + total
@@ -64,17 +63,17 @@ class Means:
 class Outputs:
     """An observer that keeps the outputs of the heads of one forward, by path, and which of their positions are real."""
 
-    def __init__(self, batch: Batch, *, staged: bool) -> None:
-        self._batch, self._staged = batch, staged
+    def __init__(self, batch: Batch, stages: Mapping[str, str]) -> None:
+        self._batch, self._stages = batch, stages
         self.kept: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, call: Call, out: Tensor) -> None:
-        self.kept[call.path] = out, real_positions(self._batch, call, staged=self._staged)
+        self.kept[call.path] = out, real_positions(self._batch, call, self._stages[call.path])
 
 
-def real_positions(batch: Batch, call: Call, *, staged: bool) -> Tensor:
+def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
     """(b, t), True where a query is no padding, by the masks of the batch; all of them where it has none that fits."""
-    name = "attention_mask" if stage_of(call.path, staged=staged) in ("", "encoder") else "decoder_attention_mask"
+    name = "decoder_attention_mask" if stage in ("decoder", "cross") else "attention_mask"
     mask, shape = batch.get(name), (call.q.shape[0], call.q.shape[2])
     if isinstance(mask, Tensor) and tuple(mask.shape) == shape:
         return mask != 0
