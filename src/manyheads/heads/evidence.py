@@ -1,0 +1,148 @@
+"""What was found out about one role, for every head: score, control, interval, and a verdict that survives the number of tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from manyheads.heads.address import Head
+from manyheads.heads.significance import benjamini_hochberg, bootstrap, paired_t, unit_mean
+
+__all__ = ["HOLDS", "LEAST_EFFECT", "Evidence", "Role", "corrected", "from_units", "number"]
+
+LEAST_EFFECT = 0.1
+"""A head is given a role where its score is above the control by this much: with many windows a hair is significant."""
+
+HOLDS = "holds"
+_NOT_ABOVE = "not above its control"
+_SMALL = "above its control, but by too little"
+_CRITERION = "above its control, but below the criterion"
+_NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True)
+class Role:
+    """One head and one role. `chosen`: the score on the half that choices were made on; all other figures are of the other
+    half: `score` and its 95% interval `low` to `high`, `null` (the control), `p_value` and `q_value`. `detail`: which offset,
+    which direction. `verdict`: "holds", or why not."""
+
+    name: str
+    head: Head
+    chosen: float
+    score: float
+    null: float
+    low: float
+    high: float
+    p_value: float
+    q_value: float
+    detail: str
+    verdict: str
+
+    @property
+    def effect(self) -> float:
+        """How far the score is above the control."""
+        return self.score - self.null
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One role, all heads it was looked for in; arrays are (heads,). NaN where a head could not be tested.
+
+    name       the role          what      what the score is a share of
+    control    what it is held against; `null` is its value
+    least_score   what the score must reach besides, 0 for nothing
+    fdr        the false discovery rate that the verdicts hold at, over all tests of the report
+    """
+
+    name: str
+    what: str
+    control: str
+    heads: tuple[Head, ...]
+    detail: tuple[str, ...]
+    chosen: np.ndarray
+    score: np.ndarray
+    null: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    p_value: np.ndarray
+    q_value: np.ndarray
+    units: int
+    least_score: float = 0.0
+    chosen_null: np.ndarray | None = None
+    fdr: float = 0.05
+
+    @property
+    def effect(self) -> np.ndarray:
+        """How far each score is above its control."""
+        return self.score - self.null
+
+    @property
+    def holds(self) -> np.ndarray:
+        """(heads,) boolean: above the control, by enough, after the correction."""
+        return np.array([self.role(at).verdict == HOLDS for at in range(len(self.heads))], dtype=bool)
+
+    def role(self, at: int) -> Role:
+        """What is said of the head at this place of `heads`."""
+        values = [float(each[at]) for each in (
+            self.chosen, self.score, self.null, self.low, self.high, self.p_value, self.q_value)]  # fmt: skip
+        return Role(self.name, self.heads[at], *values, self.detail[at], self._verdict(values))
+
+    def ranked(self) -> list[int]:
+        """The places of the heads that could be tested, the clearest first by the half that choices were made on."""
+        ahead = self.chosen if self.chosen_null is None else self.chosen - self.chosen_null
+        tested = [at for at in range(len(self.heads)) if not math.isnan(self.p_value[at])]
+        return sorted(tested, key=lambda at: -float(ahead[at]))
+
+    def _verdict(self, values: Sequence[float]) -> str:
+        _, score, null, _, _, p_value, q_value = values
+        if math.isnan(p_value):
+            return _NOT_TESTED
+        if not q_value <= self.fdr or score <= null:
+            return _NOT_ABOVE
+        if score - null < LEAST_EFFECT:
+            return _SMALL
+        return HOLDS if score >= self.least_score else _CRITERION
+
+
+def from_units(
+    name: str,
+    heads: tuple[Head, ...],
+    values: np.ndarray,
+    *,
+    what: str,
+    control: str,
+    seed: int,
+    detail: Sequence[str] = (),
+    least_score: float = 0.0,
+) -> Evidence:
+    """Evidence from `values` (units, heads, 2), score and control of each unit: units of even number are the half that
+    choices are made on, the others are scored. The interval is a bootstrap over units, the test a paired t of them.
+    """
+    chosen, scored = values[0::2], values[1::2]
+    score, null = (unit_mean(scored[:, :, side]) for side in (0, 1))
+    low, high = bootstrap(scored[:, :, 0], seed=seed)
+    p_value = paired_t(scored[:, :, 0] - scored[:, :, 1])
+    return Evidence(
+        name, what, control, heads, tuple(detail) or ("",) * len(heads), unit_mean(chosen[:, :, 0]), score, null, low, high,
+        p_value, np.full(len(heads), np.nan), len(scored), least_score, unit_mean(chosen[:, :, 1]),
+    )  # fmt: skip
+
+
+def corrected(found: Sequence[Evidence], *, fdr: float) -> tuple[tuple[Evidence, ...], int]:
+    """The same with q-values over all heads and roles together (Benjamini and Hochberg), and the number of tests."""
+    if not found:
+        return (), 0
+    together = np.concatenate([one.p_value for one in found])
+    q_values = benjamini_hochberg(together)
+    ends = np.cumsum([len(one.heads) for one in found])
+    parts = np.split(q_values, ends[:-1])
+    made = tuple(replace(one, q_value=part, fdr=fdr) for one, part in zip(found, parts, strict=True))
+    return made, int((~np.isnan(together)).sum())
+
+
+def number(value: float) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if math.isnan(value) else float(value)
