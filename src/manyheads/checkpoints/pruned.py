@@ -139,10 +139,18 @@ def _row(row: Any, where: str) -> tuple[str, int, LayerHeads]:
     if not isinstance(row, Mapping) or row.get("stage") not in ("encoder", "decoder", "cross"):
         raise CheckpointError(f"{where}: a layer must name its stage, encoder, decoder or cross; found {shown(row)}")
     if not all(_whole(row.get(name), least=int(name != "layer")) for name in numbers):
-        raise CheckpointError(f"{where}: a layer must have the whole numbers layer, heads, kv_heads; found {shown(row)}")
+        raise CheckpointError(
+            f"{where}: a layer must have the whole numbers layer, heads, kv_heads; found {shown(row)}"
+        )
     for name in ("slots", "kv_slots"):
-        if not isinstance(row.get(name), list) or not row[name] or not all(_whole(slot, least=-1) for slot in row[name]):
-            raise CheckpointError(f"{where}: {name} of layer {row['layer']} must list heads; found {shown(row.get(name))}")
+        if (
+            not isinstance(row.get(name), list)
+            or not row[name]
+            or not all(_whole(slot, least=-1) for slot in row[name])
+        ):
+            raise CheckpointError(
+                f"{where}: {name} of layer {row['layer']} must list heads; found {shown(row.get(name))}"
+            )
     heads = LayerHeads(row["heads"], row["kv_heads"], tuple(row["slots"]), tuple(row["kv_slots"]))
     return str(row["stage"]), int(row["layer"]), heads
 

@@ -58,7 +58,10 @@ class Plan:
     def uniform(self) -> Pruning | None:
         """The same counts in every layer: the largest that any needs; None where that is what the model has now."""
         first = next(iter(self.held.values()))
-        if any((len(held.slots), len(held.kv_slots)) != (len(first.slots), len(first.kv_slots)) for held in self.held.values()):
+        if any(
+            (len(held.slots), len(held.kv_slots)) != (len(first.slots), len(first.kv_slots))
+            for held in self.held.values()
+        ):
             return None
         sizes = [self._size(place) for place in self.held]
         groups, queries = max(size[0] for size in sizes), max(size[1] for size in sizes)
@@ -146,7 +149,9 @@ def make_plan(stack: StackSpec, heads: ByStage, *, before: Pruning | None = None
             raise ManyheadsError(f"there is no stage {stage}; the model has {', '.join(counts)}")
         for layer, numbers in layers.items():
             if 0 <= layer < len(counts[stage]) and not counts[stage][layer]:
-                raise ConversionError(f"layer {layer} of the {stage} is linear attention, whose heads cannot be removed")
+                raise ConversionError(
+                    f"layer {layer} of the {stage} is linear attention, whose heads cannot be removed"
+                )
             if len(set(numbers)) < len(numbers):
                 raise ManyheadsError(f"{format_heads({layer: numbers})} names a head twice; expected each once")
         check_heads(layers, counts[stage], stage=name)
@@ -155,7 +160,11 @@ def make_plan(stack: StackSpec, heads: ByStage, *, before: Pruning | None = None
     new = tuple(sorted(head for head in asked if head.head not in gone[head.stage, head.layer]))
     again = tuple(sorted(set(asked) - set(new)))
     if not new:
-        said = f"{', '.join(format_head(head._replace(stage='')) for head in again[:5])} went before" if again else "no head is named"
+        said = (
+            f"{', '.join(format_head(head._replace(stage='')) for head in again[:5])} went before"
+            if again
+            else "no head is named"
+        )
         raise ConversionError(f"this pruning removes nothing: {said}")
     for head in new:
         gone[head.stage, head.layer].add(head.head)
@@ -196,7 +205,10 @@ def cannot_shrink(stack: StackSpec, pruning: Pruning) -> str:
 
 
 def _shrinks(spec: AttentionSpec, heads: LayerHeads) -> bool:
-    return (len(heads.slots), len(heads.kv_slots)) != (spec.num_heads, getattr(spec.kv, "num_kv_heads", len(heads.kv_slots)))
+    return (len(heads.slots), len(heads.kv_slots)) != (
+        spec.num_heads,
+        getattr(spec.kv, "num_kv_heads", len(heads.kv_slots)),
+    )
 
 
 def units(plan_of: Mapping[tuple[str, int], LayerHeads], *, whole_groups: bool) -> dict[Head, tuple[Head, ...]]:

@@ -21,6 +21,7 @@ from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, read_pruning, shrunk
 from manyheads.errors import BackendError, ConversionError
+from manyheads.heads.forms import uniform_settings
 from manyheads.heads.plan import ByStage, Plan, cannot_shrink, make_plan, now_held
 from manyheads.models.door import Call
 from manyheads.models.door_attentions import find_attentions
@@ -113,62 +114,14 @@ def prune(model: nn.Module, heads: ByLayer | ByStage) -> Pruned:
     smaller = PrunedWeights(canonical, known.stack, plan, pruning)
     with torch.no_grad():
         tensors = {name: put_together(item, smaller).contiguous() for name, item in after.items()}
-    resize(model, known.family, known.stack, then, tensors)
-    _record(model, known.stated, then, pruning)
+    changed = uniform_settings(_settings(model), known.stated, then)
+    resize(model, known.family, known.stack, then, tensors, told=changed is not None)
+    # The configuration's own counts where these can tell it all, and the record in any case.
+    for key, value in (changed or {}).items():
+        setattr(model.config, key, value)
+    pruning = Pruning("compact" if changed is None else "uniform", pruning.layers)
+    setattr(model.config, KEY, pruning.as_json())
     return Pruned(plan, pruning, then)
-
-
-def _record(model: nn.Module, stated: StackSpec, then: StackSpec, pruning: Pruning) -> None:
-    """Say in the configuration what is gone; by its own counts where these can tell it all."""
-    config: Any = model.config
-    changed = uniform_settings(_settings(model), stated, then)
-    if changed is not None:
-        for key, value in changed.items():
-            setattr(config, key, value)
-        pruning = Pruning("uniform", pruning.layers)
-    setattr(config, KEY, pruning.as_json())
-
-
-def uniform_settings(settings: Mapping[str, Any], stated: StackSpec, then: StackSpec) -> dict[str, Any] | None:
-    """The settings that turn a configuration of `stated` into one of `then`, None where no counts can say it.
-
-    Tried by reading the changed configuration: a family that derives the size of a head from the number of heads, or
-    whose constructor refuses the counts, has no way to say it.
-    """
-    counts = {(spec.num_heads, getattr(spec.kv, "num_kv_heads", spec.num_heads)) for _, _, spec in places(then)}
-    if len(counts) != 1:
-        return None
-    heads, kv_heads = counts.pop()
-    sizes = {spec.head_dim for _, _, spec in places(stated)}
-    changed: dict[str, Any] = {}
-    for key in ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
-                "decoder_attention_heads"):  # fmt: skip
-        if key in settings:
-            changed[key] = heads
-    for key in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
-        if settings.get(key) is not None:
-            changed[key] = kv_heads
-    if len(sizes) == 1 and "d_kv" not in settings and "kv_lora_rank" not in settings:
-        changed["head_dim"] = sizes.pop()
-    try:
-        found = read_config({**settings, **changed}, source="config").stack
-    except ValueError:
-        return None
-    return changed if found == then and _constructs({**settings, **changed}) else None
-
-
-def _constructs(settings: Mapping[str, Any]) -> bool:
-    """Whether transformers builds modules of these sizes: a head size that a family does not read would be lost."""
-    import transformers
-
-    kind = transformers.CONFIG_MAPPING.get(str(settings.get("model_type")), None)
-    if kind is None:
-        return False
-    try:
-        config = kind.from_dict(dict(settings))
-    except Exception:  # noqa: BLE001  each class refuses counts in its own way
-        return False
-    return read_config(config.to_dict(), source="config").stack == read_config(settings, source="config").stack
 
 
 class PrunedWeights(Mapping[str, Tensor]):
@@ -198,7 +151,13 @@ class PrunedWeights(Mapping[str, Tensor]):
         if name in self._biases:
             held, then, _ = self._biases[name]
             return tensor if self._padded else _taken(weight, tensor, held, then)
-        begin = next((begin for begin in (name[: name.rfind(part) + len(part)] for part in (".self.", ".cross.") if part in name)), "")
+        begin = next(
+            (
+                begin
+                for begin in (name[: name.rfind(part) + len(part)] for part in (".self.", ".cross.") if part in name)
+            ),
+            "",
+        )
         if begin not in self._rows:
             return tensor
         held, then, together = self._rows[begin]

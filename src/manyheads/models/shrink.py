@@ -50,20 +50,24 @@ def attention_items(family: Family, stack: StackSpec, names: Mapping[str, Any]) 
 
 
 def resize(
-    model: nn.Module, family: Family, now: StackSpec, then: StackSpec, tensors: Mapping[str, Tensor] | None = None
-) -> None:
+    model: nn.Module, family: Family, now: StackSpec, then: StackSpec, tensors: Mapping[str, Tensor] | None = None,
+    *, told: bool = False,
+) -> None:  # fmt: skip
     """Give the attention of `model`, which is `now`, the sizes of `then`, in place.
 
     tensors  the new parameters by name; without them, parameters of another shape become empty ones, to be loaded
+    told     the caller changes the counts of the configuration too
 
-    Raises ConversionError, one line, for a module whose code takes its counts from the configuration where layers differ.
+    Raises ConversionError, one line, where a module's code takes its counts from a configuration that is not `told`.
     """
     parameters = dict(model.named_parameters())
     before, after = attention_items(family, now, parameters), attention_items(family, then, parameters)
     missing = [name for name in before if name not in parameters]
     if missing:
-        raise ConversionError(f"{type(model).__name__}: has no parameter {missing[0]}, which files of {family.name} hold")
-    _resize_modules(model, before, now, then)
+        raise ConversionError(
+            f"{type(model).__name__}: has no parameter {missing[0]}, which files of {family.name} hold"
+        )
+    _resize_modules(model, before, now, then, told=told)
     for name, item in after.items():
         old = parameters[name]
         if tensors is None and tuple(old.shape) == item.shape:
@@ -83,13 +87,14 @@ def shrinking(kind: type[Any], family: Family, now: StackSpec, then: StackSpec) 
     return type(kind.__name__, (kind,), {"__init__": made, "__module__": kind.__module__})
 
 
-def _resize_modules(model: nn.Module, items: Mapping[str, Expected], now: StackSpec, then: StackSpec) -> None:
+def _resize_modules(
+    model: nn.Module, items: Mapping[str, Expected], now: StackSpec, then: StackSpec, *, told: bool
+) -> None:
     """Look at every module first, so that a refusal leaves all of them as they were."""
     modules = dict(model.named_modules())
     found: list[tuple[nn.Module, str, int]] = []
     attentions = set(find_attentions(model).paths.values())
     smaller = {(stage, layer): spec for stage, layer, spec in places(then)}
-    alike = len({(spec.num_heads, _kv_heads(spec)) for spec in smaller.values()}) == 1
     for stage, layer, spec in places(now):
         new = smaller[stage, layer]
         if new == spec:
@@ -100,10 +105,10 @@ def _resize_modules(model: nn.Module, items: Mapping[str, Expected], now: StackS
         if path is None:
             raise ConversionError(f"{type(model).__name__}: no module that passes through the door holds {names[0]}")
         module = modules[path]
-        if not alike and _reads_config(type(module)):
+        if not told and _reads_config(type(module)):
             raise ConversionError(
-                f"{type(module).__name__} takes its head counts from the configuration of the whole model, so layers "
-                "cannot differ; valid: the same number in each layer, or the form padded"
+                f"{type(module).__name__} takes its head counts from the configuration of the whole model, which "
+                "cannot say these; valid: the same number in each layer, or an export in the form padded"
             )
         found += [(module, name, count) for name, count in _counts(module, spec, new)]
     for module, name, count in found:

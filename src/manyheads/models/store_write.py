@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from manyheads.checkpoints.safetensors_header import INDEX_NAME, SINGLE_NAME
 from manyheads.errors import CheckpointError
 from manyheads.models.store import check_names
 from manyheads.models.store_patterns import put_together
+from manyheads.spec.stack import StackSpec
 from manyheads.spec.weights import weights as inventory
 
 __all__ = ["Written", "write_store"]
@@ -53,6 +54,7 @@ def write_store(
     shard_bytes: int = _SHARD_BYTES,
     others: Mapping[str, Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
+    stack: StackSpec | None = None,
 ) -> Written:
     """Write the model that `config` describes, with `weights` by canonical name, as safetensors under its family's names.
 
@@ -63,6 +65,7 @@ def write_store(
     shard_bytes  a file holds no more than that, unless one tensor alone is larger
     others       tensors that are no weights of the model (heads of tasks), by the names that they keep
     beside       other files to put there (a tokenizer's), by name
+    stack        what the files shall hold, where they leave out a part of what `config` describes (a head, a pooler)
 
     Raises CheckpointError, one line, and leaves nothing behind: for a folder that is in use, weights that are missing, of
     another shape or not of the model, a head beside a tied configuration that differs from the embeddings, and a disk
@@ -73,6 +76,8 @@ def write_store(
     if "quantization_config" in config:
         raise CheckpointError(f"{where}: its configuration says that the weights are quantised; take that key out")
     model = read_config(config, source=where)
+    if stack is not None:
+        model = replace(model, stack=stack)
     weights = _untied(weights, model, where)
     check_names(model.stack, weights, source=where)
     clash = set(beside or ()) & {"config.json", SINGLE_NAME, INDEX_NAME}

@@ -1,0 +1,308 @@
+"""A model without some of its heads, written as a folder: in a form that stock transformers loads, where there is one.
+
+    export("path/to/model", {0: (1, 3)}, "smaller")
+
+The folder is checked before it appears: loaded as its user will load it, it must give the logits of the model whose heads
+are masked. Beside weights, configuration and tokenizer stand pruning.json, which says what was done and what it saves, and
+a README.md for people.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.checkpoints.files import shown_path
+from manyheads.checkpoints.locate import locate
+from manyheads.checkpoints.pruned import Pruning, read_pruning
+from manyheads.checkpoints.reading import open_model
+from manyheads.cost.dtypes import dtype as format_of
+from manyheads.cost.model import cache_bytes
+from manyheads.cost.parameters import stored_parameters
+from manyheads.cost.workload import Workload
+from manyheads.errors import CheckpointError, ConversionError
+from manyheads.heads.address import format_heads
+from manyheads.heads.forms import AUTO, Form, choose_form, stated_stack
+from manyheads.heads.plan import ByStage, Plan, make_plan
+from manyheads.heads.prune import ByLayer, PrunedWeights, by_stage, mask
+from manyheads.heads.trial import logits_of
+from manyheads.models.door import opened
+from manyheads.models.door_attentions import find_attentions
+from manyheads.models.load import Loaded, load_model
+from manyheads.models.store import Store, open_store
+from manyheads.models.store_write import Written, write_store
+from manyheads.spec.stack import StackSpec
+from manyheads.spec.weights import weights
+
+__all__ = ["TOLERANCE", "Exported", "export", "load_pruned"]
+
+SCHEMA = "manyheads.pruning/1"
+REPORT_NAME, CARD_NAME = "pruning.json", "README.md"
+TOLERANCE = 1e-5
+"""How far logits may lie from the masked model's, as a share of the largest one where that is above 1."""
+
+# What belongs beside weights: the tokenizer's files and what generation starts with.
+_BESIDE = (
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "merges.txt",
+    "normalizer.json", "preprocessor_config.json", "processor_config.json", "sentencepiece.bpe.model",
+    "source.spm", "special_tokens_map.json", "spiece.model", "target.spm", "tokenizer.json", "tokenizer.model",
+    "tokenizer_config.json", "vocab.json", "vocab.txt",
+)  # fmt: skip
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    form, why         the form, and why it is this one
+    plan              which heads went
+    tensor_bytes      bytes of all tensors in the files; `predicted_bytes`: what the cost model says of them
+    before_bytes      what the cost model says of the model as it was
+    cache_bytes       of one token more in one sequence, in the stored type; `cache_before_bytes`: as it was
+    difference        the largest difference from the logits of the masked model, None where it was not checked;
+                      `logits_size`: the largest of those
+    """
+
+    folder: Path
+    form: Form
+    plan: Plan
+    written: Written
+    tensor_bytes: int
+    predicted_bytes: int
+    before_bytes: int
+    cache_bytes: int
+    cache_before_bytes: int
+    difference: float | None
+    logits_size: float | None
+
+
+def export(
+    source: str | os.PathLike[str],
+    heads: ByLayer | ByStage,
+    folder: str | os.PathLike[str],
+    *,
+    form: str = AUTO,
+    loaded: Loaded | None = None,
+    check: bool = True,
+    seed: int = 0,
+    say: Say = lambda _: None,
+) -> Exported:
+    """Write the model in `source` without `heads` to `folder`, which must not exist or be empty.
+
+    source  a folder with config.json and .safetensors, a .gguf file or a hub id; its weights keep their types (GGUF: float32)
+    heads   original numbers, as for `prune`
+    form    "uniform", "padded" or "compact" (`heads.forms`); "auto": the first of uniform and padded that can be
+    loaded  the model of `source` in float32, if it is there already
+    check   compare the logits before the folder appears, on random tokens that follow from `seed`
+
+    Raises ManyheadsError and its kinds, one line, for heads that are not there, for a pruning that removes nothing, a form
+    that cannot be, and logits that differ. Nothing is left behind then.
+    """
+    target = Path(os.path.abspath(folder))
+    if os.path.lexists(target) and (not target.is_dir() or target.is_symlink() or any(target.iterdir())):
+        raise CheckpointError(
+            f"{shown_path(target)}: is there already; expected a folder that does not exist, or an empty one"
+        )
+    text = os.fspath(source)
+    loaded = loaded or _load(text, say)
+    find_attentions(loaded.model)  # refuses, naming it, a model whose heads nobody could mask
+    with tempfile.TemporaryDirectory(prefix="manyheads-") as scratch:
+        place = _folder_of(text, loaded, scratch, say)
+        with open_store(place) as store:
+            settings = dict(store.checkpoint.config or {})
+            plan, chosen = _chosen(store, settings, heads, form, place)
+            say(f"writing the {chosen.name} form: {chosen.why}")
+            return _write(store, plan, chosen, target, place, loaded if check else None, seed, say)
+
+
+def load_pruned(
+    folder: str | os.PathLike[str], *, dtype: str = "fp32", device: str = "cpu", say: Say = lambda _: None
+) -> Loaded:
+    """A model that was written by `export`, in any of its forms, with every weight from its files.
+
+    Raises CheckpointError, one line, where the folder was not pruned by manyheads, or a weight is missing or of another
+    shape than its record says.
+    """
+    text = os.fspath(folder)
+    checkpoint = open_model(text)
+    if _record(dict(checkpoint.config or {}), text) is None:
+        raise CheckpointError(
+            f"{shown_path(text)}: its config.json has no record of removed heads; transformers loads it as it is"
+        )
+    return load_model(locate(text), checkpoint.stack, dtype=dtype, device=device, say=say)
+
+
+def _load(text: str, say: Say) -> Loaded:
+    return load_model(locate(text), open_model(text).stack, say=say)
+
+
+def _folder_of(text: str, loaded: Loaded, scratch: str, say: Say) -> str:
+    """Where weights and configuration lie that can be written on: of a GGUF file, its dequantised copy."""
+    located = locate(text)
+    if located.kind in ("folder", "safetensors"):
+        return text if located.kind == "folder" else os.path.dirname(text) or os.curdir
+    if located.kind == "hub":
+        return loaded.source
+    if loaded.kept:
+        return loaded.kept
+    say("saving the dequantised model for a moment")
+    loaded.model.save_pretrained(scratch)
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(scratch)
+    return scratch
+
+
+def _record(settings: Mapping[str, Any], source: str) -> Pruning | None:
+    return read_pruning(settings, stated_stack(settings, source=source), source=source)
+
+
+def _chosen(
+    store: Store, settings: Mapping[str, Any], heads: ByLayer | ByStage, form: str, source: str
+) -> tuple[Plan, Form]:
+    where = shown_path(source)
+    plan = make_plan(stated_stack(settings, source=where), by_stage(heads), before=_record(settings, where))
+    chosen = choose_form(plan, settings, asked=form, source=where)
+    held = store.stack  # without the parts that its files leave out
+    chosen = replace(
+        chosen, stack=replace(chosen.stack, head=held.head, head_bias=held.head_bias, other=held.other)
+    )  # fmt: skip
+    return plan, chosen
+
+
+def _write(
+    store: Store, plan: Plan, form: Form, target: Path, place: str, loaded: Loaded | None, seed: int, say: Say
+) -> Exported:  # fmt: skip
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
+    except OSError as error:
+        raise CheckpointError(f"{shown_path(target)}: cannot be written ({error.strerror or error})") from None
+    try:
+        part = holder / target.name
+        written = write_store(
+            part, PrunedWeights(store, store.stack, plan, form.pruning), config=form.settings,
+            others={name: store.other(name) for name in store.left_out}, beside=_beside(place),
+            stack=form.stack,
+        )  # fmt: skip
+        found = _figures(store, plan, form, target, written)
+        if loaded is not None:
+            say("comparing its logits with those of the masked model")
+            found = _compared(found, part, plan, loaded, seed)
+        (part / REPORT_NAME).write_text(
+            json.dumps(_told(found, store.checkpoint.name), indent=2) + "\n", encoding="utf-8"
+        )
+        (part / CARD_NAME).write_text(_card(found, store.checkpoint.name), encoding="utf-8")
+        if target.exists():
+            target.rmdir()
+        os.replace(part, target)
+        return found
+    except OSError as error:
+        raise CheckpointError(f"{shown_path(target)}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+
+
+def _beside(folder: str) -> dict[str, bytes]:
+    return {name: Path(folder, name).read_bytes() for name in _BESIDE if os.path.isfile(os.path.join(folder, name))}
+
+
+def _figures(store: Store, plan: Plan, form: Form, target: Path, written: Written) -> Exported:
+    kind = store.checkpoint.weight_dtype or "fp32"
+    others = sum(store.other(name).nbytes for name in store.left_out)
+
+    def weight_bytes(stack: StackSpec) -> int:
+        return int(format_of(kind).bytes(stored_parameters(weights(stack)))) + others
+
+    def cache(stack: StackSpec) -> int:
+        if stack.decoder is None:
+            return 0
+        one, two = (cache_bytes(stack, Workload(tokens, kv_dtype=kind, state_dtype=kind)).total for tokens in (1, 2))
+        return int(two - one)
+
+    return Exported(
+        target, form, plan, Written(target, written.files, written.tensor_bytes, written.parameters), written.tensor_bytes,
+        weight_bytes(form.stack), weight_bytes(store.stack), cache(form.stack), cache(store.stack), None, None,
+    )  # fmt: skip
+
+
+def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int) -> Exported:
+    """With the difference from the masked model; ConversionError where it is more than rounding."""
+    if loaded.model.dtype != torch.float32:
+        raise ConversionError(f"the model is loaded in {loaded.model.dtype}, and logits are compared in float32")
+    gone: dict[str, dict[int, list[int]]] = {}
+    for head in plan.new:
+        gone.setdefault(head.stage, {}).setdefault(head.layer, []).append(head.head)
+    with opened(loaded.model, gates=[mask(loaded.model, gone)], mode="eval"):
+        wanted = logits_of(loaded.model, seed=seed)
+    written = load_model(locate(str(part)), open_model(part).stack, device=str(loaded.model.device))
+    difference, size = _apart(logits_of(written.model, seed=seed), wanted)
+    if not difference <= TOLERANCE * max(1.0, size):
+        raise ConversionError(
+            f"the {found.form.name} form gives logits that differ from the masked model's by up to {difference:.2e} (largest "
+            f"{size:.1f}), more than {TOLERANCE:g} of them; nothing was written"
+        )
+    return replace(found, difference=difference, logits_size=size)
+
+
+def _apart(got: Tensor, wanted: Tensor) -> tuple[float, float]:
+    if got.shape != wanted.shape:
+        return float("inf"), float(wanted.abs().max())
+    return float((got - wanted).abs().max()), float(wanted.abs().max())
+
+
+def _told(found: Exported, name: str) -> dict[str, Any]:
+    """pruning.json."""
+    layers = [
+        {"stage": stage, "layer": layer, "removed": list(heads.removed), "kept": list(heads.kept),
+         "zeros": sum(slot < 0 for slot in heads.slots), "kv_heads": len(heads.kv_slots)}
+        for stage, layer, heads in found.form.pruning.layers
+    ]  # fmt: skip
+    return {
+        "schema": SCHEMA, "model": name, "form": found.form.name, "why": found.form.why,
+        "model_type": found.form.settings.get("model_type"), "architectures": found.form.settings.get("architectures"),
+        "removed_now": [[head.stage, head.layer, head.head] for head in found.plan.new], "layers": layers,
+        "weight_bytes": {"before": found.before_bytes, "predicted": found.predicted_bytes, "written": found.tensor_bytes},
+        "cache_bytes_a_token": {"before": found.cache_before_bytes, "after": found.cache_bytes},
+        "check": {"largest_difference": found.difference, "largest_logit": found.logits_size, "tolerance": TOLERANCE},
+    }  # fmt: skip
+
+
+def removed_text(pruning: Pruning) -> str:
+    """All heads that are gone, as addresses: "0:1,3;5:2", with stages where there are several."""
+    stages = list(dict.fromkeys(stage for stage, _, _ in pruning.layers))
+    gone = {s: {layer: heads.removed for stage, layer, heads in pruning.layers if stage == s} for s in stages}
+    return ";".join(
+        text for stage in stages if (text := format_heads(gone[stage], stage=stage if len(stages) > 1 else ""))
+    )  # fmt: skip
+
+
+def _card(found: Exported, name: str) -> str:
+    load = (
+        'from manyheads.heads.export import load_pruned\n\nmodel = load_pruned("path/to/this/folder").model'
+        if found.form.name == "compact"
+        else 'from transformers import AutoModel\n\nmodel = AutoModel.from_pretrained("path/to/this/folder")'
+    )
+    checked = (
+        "It was not compared with the original."
+        if found.difference is None
+        else f"Its logits differ from those of {name} with these heads masked by at most {found.difference:.1e}."
+    )
+    return (
+        f"# {name} without some of its attention heads\n\n"
+        f"Removed (layer:head, numbered as in {name}): {removed_text(found.form.pruning)}\n\n"
+        f"Form: {found.form.name} ({found.form.why}). {checked} Weights: {found.tensor_bytes:,} bytes, "
+        f"{found.before_bytes:,} before; cache: {found.cache_bytes:,} bytes a token, {found.cache_before_bytes:,} before. "
+        f"{REPORT_NAME} has the same for programs.\n\n```python\n{load}\n```\n\n"
+        f"License and intended use are those of {name}. Written by manyheads.\n"
+    )
