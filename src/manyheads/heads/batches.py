@@ -127,9 +127,13 @@ def _check(given: Mapping[str, Any]) -> None:
             f"attention_mask {tuple(mask.shape)} does not fit input_ids {tuple(ids.shape)}; expected one value a token, "
             "1 where it is real"
         )
-    longest = ids.shape[1] if mask is None or mask.dim() != 2 else int(mask.bool().sum(-1).amax()) if mask.numel() else 0
+    longest = (
+        ids.shape[1] if mask is None or mask.dim() != 2 else int(mask.bool().sum(-1).amax()) if mask.numel() else 0
+    )
     if longest < 2:
-        raise ManyheadsError(f"the longest text of a batch has {longest} token{'s' * (longest != 1)}; at least 2 are needed")
+        raise ManyheadsError(
+            f"the longest text of a batch has {longest} token{'s' * (longest != 1)}; at least 2 are needed"
+        )
 
 
 def _left_padded(mask: Tensor) -> bool:

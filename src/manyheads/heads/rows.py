@@ -15,9 +15,28 @@ from torch import Tensor
 from manyheads.ops.predicates import Grid, Visible
 
 __all__ = [
-    "BEST", "COUNT", "DISTANCE", "MARKS", "PAST", "REFERENCE", "SQUARES", "SUM", "TOP", "TOTAL", "WEIGHTED", "Bounds", "Rows",
-    "Sight", "fresh", "hide", "scan",
+    "BEST",
+    "COUNT",
+    "DISTANCE",
+    "LANES",
+    "MARKS",
+    "PAST",
+    "REFERENCE",
+    "SQUARES",
+    "SUM",
+    "TOP",
+    "TOTAL",
+    "WEIGHTED",
+    "Bounds",
+    "Rows",
+    "Sight",
+    "fresh",
+    "hide",
+    "roomy",
+    "scan",
 ]  # fmt: skip
+
+LANES = 16  # floats that the compiled scan reads at a time
 
 # For each query of a tile, the first key that it sees and the one after the last: integers (r,).
 Bounds = tuple[Tensor, Tensor]
@@ -63,6 +82,17 @@ class Rows:
     def reach(self) -> int:
         """Distances 0 to reach - 1 are in the band."""
         return (self.band.shape[2] + 1) // 2
+
+
+def roomy(x: Tensor) -> Tensor:
+    """`x` with room behind its last axis for a vector of the compiled scan to be read; itself where it has that already."""
+    last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
+    held = x.untyped_storage().nbytes() // x.element_size()
+    if x.stride(-1) == 1 and held - last >= LANES - 1:
+        return x
+    room = x.new_zeros((*x.shape[:-1], x.shape[-1] + LANES))
+    room[..., : x.shape[-1]] = x
+    return room[..., : x.shape[-1]]
 
 
 def fresh(heads: int, rows: slice, sight: Sight, *, reach: int, like: Tensor, dtype: torch.dtype) -> Rows:
@@ -132,7 +162,9 @@ def hide(logits: Tensor, visible: Visible | Tensor | None, at: Grid, sequence: i
         return logits
     if isinstance(visible, Tensor):
         mask = visible[(None,) * (4 - visible.dim())]
-        seen = mask[:, :, at.rows if mask.shape[2] != 1 else slice(None), at.columns if mask.shape[3] != 1 else slice(None)]
+        seen = mask[
+            :, :, at.rows if mask.shape[2] != 1 else slice(None), at.columns if mask.shape[3] != 1 else slice(None)
+        ]
     else:
         seen = visible.tile(at)
     return torch.where(seen[sequence if seen.shape[0] > 1 else 0], logits, -torch.inf)

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN202, ARG001 - functions that Numba compiles take no annotations
 """The scan of `heads.rows`, compiled: one pass over the scores of a tile while they are in the cache.
 
 What a plain scan does in some thirty operations on tensors is done here with the sixteen scores of a vector in a register:
@@ -22,6 +23,7 @@ from manyheads.heads.rows import (
     BEST,
     COUNT,
     DISTANCE,
+    LANES,
     MARKS,
     PAST,
     REFERENCE,
@@ -33,15 +35,15 @@ from manyheads.heads.rows import (
     Bounds,
     Rows,
     Sight,
+    roomy,
 )
 from manyheads.kernels import lanes, team
 from manyheads.kernels.access import floats, integers, take
 from manyheads.kernels.caching import Entry, entry
 from manyheads.kernels.micro import row_maximum
 
-__all__ = ["LANES", "compiled_scan"]
+__all__ = ["compiled_scan"]
 
-LANES = lanes.LANES
 _INT = types.intp
 _I32 = ir.IntType(32)
 _WORDS = ir.VectorType(_I32, LANES)
@@ -49,12 +51,11 @@ _SUMS = 9
 
 #: Addresses and sizes of a tile: logits (rows, stride) with `queries` rows a head; low and high (queries,) columns that are
 #: seen; ids (queries,), keys and before (columns,), each 0 where there is none; marks (count, mark_stride).
-_REQUEST = np.dtype([
-    (name, np.int64) for name in (
-        "counters rows queries stride logits state fields band band_width low high first_key first_query ids keys before "
-        "marks mark_stride mark_count"
-    ).split()
-])  # fmt: skip
+_NAMES = """
+    counters rows queries stride logits state fields band band_width low high first_key first_query
+    ids keys before marks mark_stride mark_count
+"""
+_REQUEST = np.dtype([(name, np.int64) for name in _NAMES.split()])
 
 
 def compiled_scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight, bounds: Bounds | None) -> None:
@@ -77,17 +78,6 @@ def compiled_scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight, boun
         dtype=_REQUEST,
     )  # fmt: skip
     team.run(_kernel().address, request.ctypes.data, min(team.default_threads(), h * r))
-
-
-def roomy(x: Tensor) -> Tensor:
-    """`x` with room behind its last axis for a whole vector to be read; itself where it has that already."""
-    last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
-    held = x.untyped_storage().nbytes() // x.element_size()
-    if x.stride(-1) == 1 and held - last >= LANES - 1:
-        return x
-    room = x.new_zeros((*x.shape[:-1], x.shape[-1] + LANES))
-    room[..., : x.shape[-1]] = x
-    return room[..., : x.shape[-1]]
 
 
 def _roomy_tile(logits: Tensor) -> Tensor:
@@ -250,7 +240,9 @@ def _loop(builder: ir.IRBuilder, arguments: list[ir.Value], *, tokens: bool, cau
     owns = _spread(builder, builder.trunc(own, _I32))
     zero = lanes.splat(0.0)
     sums = [cgutils.alloca_once_value(builder, zero) for _ in range(_SUMS)]
-    place_vector = builder.fadd(lanes.broadcast(builder, first), ir.Constant(lanes.VECTOR, [float(i) for i in range(LANES)]))
+    place_vector = builder.fadd(
+        lanes.broadcast(builder, first), ir.Constant(lanes.VECTOR, [float(i) for i in range(LANES)])
+    )
     at_vector = cgutils.alloca_once_value(builder, place_vector)
 
     def grow(index: int, value: ir.Value) -> None:

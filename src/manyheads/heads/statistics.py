@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.heads.batches import Batch, Place, Tokens, lazily, places, prepared, sides
-from manyheads.heads.rows import Sight
+from manyheads.heads.rows import Sight, roomy
 from manyheads.heads.scanning import choose
 from manyheads.heads.streaming import Sums, walk
 from manyheads.models.door import Call, opened
@@ -135,7 +135,9 @@ def statistics(
     and BackendError for a model whose attention does not pass through the door.
     """
     if mode == "refuse" and any(module.training for module in model.modules()):
-        raise BackendError('the model is in training mode, and its dropout would be in the figures; model.eval(), or mode="eval"')
+        raise BackendError(
+            'the model is in training mode, and its dropout would be in the figures; model.eval(), or mode="eval"'
+        )
     recorder = Recorder(model, key_sets=key_sets, reach=reach, implementation=implementation)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     done = 0
@@ -164,7 +166,12 @@ class Recorder:
     """
 
     def __init__(
-        self, model: nn.Module, *, key_sets: Mapping[str, KeySet] | None = None, reach: int = 64, implementation: str = "auto"
+        self,
+        model: nn.Module,
+        *,
+        key_sets: Mapping[str, KeySet] | None = None,
+        reach: int = 64,
+        implementation: str = "auto",
     ) -> None:
         self._key_sets = dict(key_sets or {})
         taken = [name for name in self._key_sets if name in MASSES]
@@ -234,7 +241,9 @@ class Recorder:
         if not seen:
             raise ManyheadsError("no attention was seen: nothing ran through the door")
         chance = _gathered(seen, self._chance, self._chance, self._without, self._marks, self._reach)
-        nothing = {name: np.full_like(getattr(chance, name), np.nan) for name in ("top_offsets", "spread", "output_norm")}
+        nothing = {
+            name: np.full_like(getattr(chance, name), np.nan) for name in ("top_offsets", "spread", "output_norm")
+        }
         found = _gathered(seen, self._sums, self._chance, self._without, self._marks, self._reach)
         uncalled = tuple(place.path for place in self._places if place.path not in self._sums)
         return replace(found, chance=replace(chance, **nothing), uncalled=uncalled)
@@ -270,14 +279,14 @@ def _marks(read: Tokens | None, sets: Mapping[str, KeySet], shape: tuple[int, in
 def _sight(asked: Tokens | None, read: Tokens | None, marks: Tensor, n: int, t: int, s: int) -> Sight:
     real = None if asked is None or asked.real is None else asked.real[n]
     if read is None:
-        return Sight(real, None, None, None, marks[:, n].contiguous(), s - t)
+        return Sight(real, None, None, None, roomy(marks[:, n].contiguous()), s - t)
     keys = read.ids[n].to(torch.int32)
     before = torch.cat((keys.new_full((1,), -1), keys[:-1]))
     if read.real is not None:
         kept = read.real[n]
         keys = torch.where(kept, keys, -2)
         before = torch.where(torch.cat((kept.new_zeros(1), kept[:-1])), before, -1)
-    return Sight(real, keys[s - t :].contiguous(), keys, before, marks[:, n].contiguous(), s - t)
+    return Sight(real, keys[s - t :].contiguous(), roomy(keys), roomy(before), roomy(marks[:, n].contiguous()), s - t)
 
 
 def _mask_heads(call: Call) -> int:

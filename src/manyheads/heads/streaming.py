@@ -23,7 +23,7 @@ from manyheads.ops.request import wide
 __all__ = ["Scan", "Sums", "walk"]
 
 _TILE_KEYS = 2048
-_TILE_ELEMENTS = 2**19  # of all heads together: 2 MiB in float32
+_TILE_ELEMENTS = 2**20  # of all heads together: 4 MiB in float32
 
 # Takes a tile of logits into rows: `rows.scan` or its compiled twin.
 Scan = Callable[[Rows, Tensor, slice, Sight, Bounds | None], None]
@@ -45,7 +45,12 @@ class Sums:
 
     def __post_init__(self) -> None:
         h, many = self.heads, len(self.marks)
-        shapes = {"mass": (many, h), "seen": (many, h), "offsets": (h, 2 * self.reach + 1), "tops": (h, 2 * self.reach + 1)}
+        shapes = {
+            "mass": (many, h),
+            "seen": (many, h),
+            "offsets": (h, 2 * self.reach + 1),
+            "tops": (h, 2 * self.reach + 1),
+        }
         shapes |= dict.fromkeys(("entropy", "distance", "attended", "spread", "norm", "queries"), (h,))
         self.totals = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
@@ -77,7 +82,9 @@ def walk(call: Call, sights: list[Sight], sums: Sums, *, scan_tile: Scan = scan,
             for columns in _column_tiles(call.visible, at, bounds, s):
                 logits = logits_of(rows, columns)
                 if bounds is None:
-                    pairs = grid(batch=b, heads=heads, rows=rows, columns=columns, offset=sight.offset, device=at.device)
+                    pairs = grid(
+                        batch=b, heads=heads, rows=rows, columns=columns, offset=sight.offset, device=at.device
+                    )
                     logits = hide(logits, call.visible, pairs, sequence)
                 scan_tile(state, logits, columns, sight, bounds)
             _fold(state, sight, sums, call.sinks, uniform=uniform)
@@ -110,7 +117,9 @@ def _products(call: Call, sequence: int, dtype: torch.dtype) -> Callable[[slice,
 
 def _level(call: Call, heads: int, dtype: torch.dtype) -> Callable[[slice, slice], Tensor]:
     """Logits of a head without preferences."""
-    return lambda rows, columns: call.q.new_zeros((heads, rows.stop - rows.start, columns.stop - columns.start), dtype=dtype)
+    return lambda rows, columns: call.q.new_zeros(
+        (heads, rows.stop - rows.start, columns.stop - columns.start), dtype=dtype
+    )
 
 
 def _row_tiles(queries: int, heads: int, keys: int) -> Iterator[slice]:
@@ -163,27 +172,30 @@ def _fold(rows: Rows, sight: Sight, sums: Sums, sinks: Tensor | None, *, uniform
     seen = state[..., fields.COUNT].clamp_min(1)
     mean = state[..., fields.SUM] / seen
     sums.add("spread", summed((state[..., fields.SQUARES] / seen - mean * mean).clamp_min(0).sqrt()))
-    near = torch.exp(rows.band.double() - state[..., fields.TOP, None]) / whole[..., None]
-    near = torch.where(counted[..., None], near, 0.0)
+    # In the dtype of the rows: this is the one part that is as wide as the band.
+    top = torch.where(counted, state[..., fields.TOP] + torch.log(whole), torch.inf).to(rows.band.dtype)
+    near = torch.exp(rows.band - top[..., None])
     past = torch.where(counted, state[..., fields.PAST] / whole, 0.0)
     _add_offsets(near, past, torch.where(counted, share, 0.0), sums)
     _add_masses(near, torch.where(counted[..., None], state[..., fields.MARKS :] / whole[..., None], 0.0), sums)
     i = torch.arange(rows.first, rows.first + state.shape[1], device=state.device) + sight.offset
     at = (i - state[..., fields.BEST]).clamp(-reach, reach).long() + reach
-    sums.add("tops", torch.zeros_like(near[:, 0, :1]).expand(-1, 2 * reach + 1).scatter_add(1, at, counted.double()))
+    tops = state.new_zeros((state.shape[0], 2 * reach + 1)).scatter_add_(1, at, counted.double())
+    sums.add("tops", tops)
 
 
 def _add_offsets(near: Tensor, past: Tensor, share: Tensor, sums: Sums) -> None:
     """The band, and what is farther on either side of it: the mass of that side without the band's."""
     reach = sums.reach
-    behind = (past - near[..., reach - 1 :].sum(-1)).clamp_min(0)
-    ahead = (share - past - near[..., : reach - 1].sum(-1)).clamp_min(0)
-    sums.add("offsets", torch.cat((ahead.sum(1)[:, None], near.sum(1), behind.sum(1)[:, None]), 1))
+    inside = near.sum(1, dtype=torch.float64)
+    behind = (past.sum(1) - inside[:, reach - 1 :].sum(-1)).clamp_min(0)
+    ahead = ((share - past).sum(1) - inside[:, : reach - 1].sum(-1)).clamp_min(0)
+    sums.add("offsets", torch.cat((ahead[:, None], inside, behind[:, None]), 1))
 
 
 def _add_masses(near: Tensor, marked: Tensor, sums: Sums) -> None:
     centre = sums.reach - 1
-    ours = torch.stack((near[..., centre], near[..., centre + 1], near[..., centre - 1]), -1)
+    ours = torch.stack((near[..., centre], near[..., centre + 1], near[..., centre - 1]), -1).double()
     mass = torch.cat((ours, marked), -1)
     sums.add("mass", mass.sum(1).T)
     sums.add("seen", (mass > 0).sum(1).T)
