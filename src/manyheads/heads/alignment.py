@@ -47,7 +47,9 @@ def frame(tokenizer: Any, *, bos: bool | None = None) -> Frame:
     if bos is not None:
         why = "as asked"
         before = (before or (_first_token(tokenizer),)) if bos else ()
-    return Frame(before, after, f"{_named(tokenizer, before, 'before')}, {_named(tokenizer, after, 'after')} the text ({why})")
+    return Frame(
+        before, after, f"{_named(tokenizer, before, 'before')}, {_named(tokenizer, after, 'after')} the text ({why})"
+    )
 
 
 def _first_token(tokenizer: Any) -> int:
@@ -63,7 +65,7 @@ def _named(tokenizer: Any, ids: tuple[int, ...], place: str) -> str:
     return f"{' '.join(names)} {place}"
 
 
-def align(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], *, around: Frame = Frame()) -> Aligned:  # noqa: B008
+def align(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], *, around: Frame = Frame()) -> Aligned:
     """The tokens of `text` and which of them belong to the words at `spans` (start, end).
 
     A piece belongs to the word that most of its letters are of, the first where two have as many. A word has no piece
@@ -83,7 +85,9 @@ def align(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], *, around
     return Aligned((*around.before, *ids, *around.after), tuple(tuple(own) for own in pieces))
 
 
-def _word_by_word(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
+def _word_by_word(
+    tokenizer: Any, text: str, spans: Sequence[tuple[int, int]]
+) -> tuple[list[int], list[tuple[int, int]]]:
     """For tokenizers that do not say where their pieces stand: each word for itself, with the space before it."""
     ids, places, begun = [], [], 0
     for start, end in spans:
@@ -129,4 +133,3 @@ def _tokens(tokenizer: Any, ids: Sequence[int], *, target: bool) -> list[str]:
         names = {number: name for name, number in tokenizer.encoder.items()}
         return [names.get(int(number), str(tokenizer.unk_token)) for number in ids]
     return [str(name) for name in tokenizer.convert_ids_to_tokens([int(number) for number in ids])]
-

@@ -53,8 +53,8 @@ def read_conllu(path: str) -> tuple[Sentence, ...]:
 def parse_conllu(text: str, *, named: str = "CoNLL-U") -> tuple[Sentence, ...]:
     """As `read_conllu`, of text. Empty nodes (8.1) are passed over; a range (1-2) says how its words are written."""
     sentences, rows = [], []
-    for number, line in enumerate([*text.split("\n"), ""], 1):
-        line = line.rstrip("\r")
+    for number, whole in enumerate([*text.split("\n"), ""], 1):
+        line = whole.rstrip("\r")
         if line.startswith("#"):
             continue
         if line.strip():

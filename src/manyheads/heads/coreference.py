@@ -88,7 +88,8 @@ def coreference(model: Any, tokenizer: Any, *, around: Frame = Frame()) -> tuple
     order = sorted(range(len(asked)), key=lambda at: len(aligned[at].ids))
     groups = [list(group) for _, group in itertools.groupby(order, key=lambda at: len(aligned[at].ids))]
     batches = [
-        Batch(torch.tensor([aligned[at].ids for at in group]), context=[aligned[at] for at in group]) for group in groups
+        Batch(torch.tensor([aligned[at].ids for at in group]), context=[aligned[at] for at in group])
+        for group in groups
     ]
 
     def measure(look: Look, batch: Batch) -> Tensor:

@@ -26,7 +26,16 @@ from torch import Tensor
 
 from manyheads.heads.watching import Look
 
-__all__ = ["FARTHEST", "TEXT_MEASURES", "Vocabulary", "against_others", "against_random_keys", "measure_text", "vocabulary"]
+__all__ = [
+    "FARTHEST",
+    "TEXT_MEASURES",
+    "Vocabulary",
+    "against_others",
+    "against_others_at",
+    "against_random_keys",
+    "measure_text",
+    "vocabulary",
+]
 
 FARTHEST = 8
 """Fixed offsets are looked for up to this many tokens away."""
@@ -82,6 +91,24 @@ def against_others(weights: Tensor, visible: Tensor, pattern: Tensor) -> tuple[T
     return _mean(score, queries), _mean((usual * inside).sum((-1, -2)), queries)
 
 
+def against_others_at(weights: Tensor, visible: Tensor, diagonals: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """`against_others` of the patterns column - row == d for each d of `diagonals`, along the diagonals alone."""
+    b, h = weights.shape[:2]
+    total, viewers = weights.sum(-2), visible.sum(-2)
+    found = []
+    for d in diagonals:
+        there = visible.diagonal(offset=d, dim1=-2, dim2=-1)
+        own = weights.diagonal(offset=d, dim1=-2, dim2=-1)
+        columns = slice(max(d, 0), max(d, 0) + there.shape[-1])
+        others = viewers[..., columns] - there.long()
+        there = there & (others > 0)
+        usual = (total[..., columns] - own) / others.clamp(min=1)
+        queries = there.sum(-1)
+        pair = _mean((own * there).sum(-1), queries), _mean((usual * there).sum(-1), queries)
+        found.append((pair[0].expand(b, h), pair[1].expand(b, h)))
+    return found
+
+
 def against_random_keys(weights: Tensor, visible: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """(score, control) of a set of keys, each (b, h): the mean weight on them over queries that see one, and the weight that
     as many random keys would get: the row's weight times their share of what it sees. The first key is left out of both.
@@ -106,14 +133,14 @@ def measure_text(look: Look, *, words: Vocabulary, rows: slice) -> Tensor:
     """(b, h, measures, 2): score and control of each of TEXT_MEASURES; `rows`: the queries that hold text, not marks."""
     rows = slice(0, look.weights.shape[2]) if look.stage in ("decoder", "cross") else rows
     weights, visible = look.weights[:, :, rows], look.visible[:, :, rows]
-    b, h, t, s = weights.shape
+    b, h, _, s = weights.shape
     queries = look.query_ids[:, rows]
     peaks = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1.0)
     query_at = torch.arange(rows.start, rows.stop, device=weights.device)[:, None]
     key_at = torch.arange(s, device=weights.device)
     found = []
     for each in (weights, peaks):
-        found += [against_others(each, visible, key_at - query_at == offset) for offset in OFFSETS]
+        found += against_others_at(each, visible, [offset + rows.start for offset in OFFSETS])
     found.append(_first(weights, query_at))
     for chosen in (words.delimiters, words.rare):
         found.append(against_random_keys(weights, visible, _isin(look.key_ids, chosen)))

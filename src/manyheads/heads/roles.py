@@ -31,7 +31,7 @@ from manyheads.heads.syntax import DIRECTIONS, RelationScores, collect, judge
 from manyheads.heads.watching import Batch, longest_text, watch
 from manyheads.models.scoring import token_ids
 
-__all__ = ["POSITIONAL_SHARE", "RoleReport", "Role", "roles"]
+__all__ = ["POSITIONAL_SHARE", "Role", "RoleReport", "roles"]
 
 POSITIONAL_SHARE = 0.9
 """Voita et al. call a head positional where one offset has the largest weight in this share of cases (facts.md A47)."""
@@ -146,7 +146,9 @@ def roles(
     given = [texts] if isinstance(texts, str) else list(texts)
     if not given:
         raise ManyheadsError("no text was given; at least 2 tokens are needed")
-    ids = [token for number, text in enumerate(given, 1) for token in token_ids(tokenizer, text, named=f"text {number}")]
+    ids = [
+        token for number, text in enumerate(given, 1) for token in token_ids(tokenizer, text, named=f"text {number}")
+    ]
     sentences = read_conllu(conllu) if isinstance(conllu, str) else conllu
     windows, width = _windows(ids, longest_text(model, WINDOW_TOKENS + len(around.before) + len(around.after)), around)
     found: list[Evidence] = []
@@ -163,7 +165,9 @@ def roles(
                             control="the distractor"))  # fmt: skip
     _syntactic(found, not_tested, model, tokenizer, sentences=sentences, around=around, say=say)
     kept = tuple(one for one in found if not np.isnan(one.p_value).all())
-    not_tested += [(one.name, "no head of this model can do it, or no text here asks for it") for one in found if one not in kept]
+    not_tested += [
+        (one.name, "no head of this model can do it, or no text here asks for it") for one in found if one not in kept
+    ]
     evidence, tests = corrected(kept, fdr=fdr)
     return RoleReport(evidence, tuple(not_tested), fdr, tests, around.said, seed, len(windows), width)
 

@@ -137,7 +137,7 @@ def _relations(sentence: Sentence, dependents: np.ndarray) -> np.ndarray:
 
 
 def _plain(relation: str) -> str:
-    return relation.split(":")[0]
+    return relation.split(":", maxsplit=1)[0]
 
 
 def _right(weights: Tensor, sentence: Sentence, aligned: Aligned) -> Tensor:
@@ -152,7 +152,9 @@ def _right(weights: Tensor, sentence: Sentence, aligned: Aligned) -> Tensor:
     return right.transpose(0, 1)
 
 
-def judge(hits: Hits, *, chosen_on: Sequence[int], scored_on: Sequence[int], least: int = LEAST_INSTANCES) -> tuple[RelationScores, ...]:
+def judge(
+    hits: Hits, *, chosen_on: Sequence[int], scored_on: Sequence[int], least: int = LEAST_INSTANCES
+) -> tuple[RelationScores, ...]:
     """Each relation with at least `least` instances in both sets of sentences: choices made on one, figures from the other."""
     choosing, scoring = (np.isin(hits.sentence, np.asarray(list(each))) for each in (chosen_on, scored_on))
     if set(chosen_on) & set(scored_on):

@@ -6,6 +6,7 @@ and a few windows are small and gone before the next layer. Long contexts are th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.heads.address import Head
+from manyheads.heads.batches import places
 from manyheads.models.door import Call, opened
 from manyheads.ops import masks
 
-__all__ = ["Batch", "Look", "longest_text", "stage_of", "watch"]
+__all__ = ["Batch", "Look", "longest_text", "watch"]
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,6 @@ class Look:
         return bool(self.visible.triu(1).any())
 
 
-def stage_of(path: str, *, encoder_decoder: bool) -> str:
-    """ "encoder", "decoder" or "cross" by the name of an attention module; "" in models of one stack."""
-    if not encoder_decoder:
-        return ""
-    parts = path.split(".")
-    if "decoder" not in parts:
-        return "encoder"
-    own = parts[-1].lower()
-    return "cross" if own.startswith(("enc", "cross")) else "decoder"
-
-
 def longest_text(model: Any, most: int) -> int:
     """The tokens that a sequence may have: `most`, or fewer where the model's positions end before."""
     config = getattr(model, "config", None)
@@ -69,7 +60,8 @@ def longest_text(model: Any, most: int) -> int:
     if not isinstance(known, int) or known <= 0:
         return most
     # RoBERTa's positions begin after its padding token.
-    lost = (getattr(config, "pad_token_id", None) or 0) + 1 if getattr(config, "model_type", "") == "roberta" else 0
+    kind = getattr(config, "model_type", "")
+    lost = (getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in kind or kind == "camembert" else 0
     return min(most, known - lost)
 
 
@@ -91,13 +83,14 @@ def watch(
 
     def observe(call: Call, _: Tensor) -> None:
         batch = seen[-1]
-        stage = stage_of(call.path, encoder_decoder=both)
+        stage = stages[call.path]
         measured = measure(_look(call, batch, stage), batch)
         if measured is not None:
             first = Head(call.layer, 0, stage)
             found.setdefault(call.path, (first, []))[1].append(measured.to("cpu", torch.float32))
 
     with torch.no_grad(), opened(model, observers=[observe], mode="eval") as door:
+        stages = {place.path: place.stage for place in places(door.attentions)}
         for batch in batches:
             seen[:] = [batch]
             _forward(model, batch, both=both, encoder_only=encoder_only)
@@ -145,5 +138,5 @@ def _forward(model: Any, batch: Batch, *, both: bool, encoder_only: bool) -> Non
         targets = ids if batch.targets is None else batch.targets.to(device)
         body(input_ids=ids, decoder_input_ids=targets, use_cache=False)
         return
-    takes_cache = bool(getattr(getattr(model, "config", None), "use_cache", False))
+    takes_cache = "use_cache" in inspect.signature(body.forward).parameters
     body(input_ids=ids, **({"use_cache": False} if takes_cache else {}))

@@ -1,0 +1,95 @@
+"""CoNLL-U: what the format says, and a broken line named by its number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manyheads.errors import ManyheadsError
+from manyheads.heads.conllu import parse_conllu, read_conllu
+
+PUD = Path(__file__).parents[3] / "shared" / "data" / "ud-pud"
+
+
+def row(number: object, form: str, head: object = 0, relation: str = "dep", misc: str = "_") -> str:
+    return f"{number}\t{form}\t_\t_\t_\t_\t{head}\t{relation}\t_\t{misc}"
+
+
+GOOD = "\n".join([
+    "# sent_id = 1", row(1, "Dogs", 2, "nsubj"), row(2, "bark", 0, "root", "SpaceAfter=No"), row(3, ".", 2, "punct"), "",
+])  # fmt: skip
+
+
+def test_words_heads_relations_and_places() -> None:
+    (one,) = parse_conllu(GOOD)
+    assert one.words == ("Dogs", "bark", ".")
+    assert one.heads == (1, -1, 1)
+    assert one.relations == ("nsubj", "root", "punct")
+    assert one.text == "Dogs bark."
+    assert [one.text[start:end] for start, end in one.spans] == list(one.words)
+    assert one.line == 2
+
+
+def test_a_range_whose_words_are_its_letters() -> None:
+    (one,) = parse_conllu("\n".join([row("1-2", "don't", "_", "_"), row(1, "do", 3), row(2, "n't", 3), row(3, "go")]))
+    assert one.text == "don't go"
+    assert [one.text[start:end] for start, end in one.spans] == ["do", "n't", "go"]
+
+
+def test_words_that_are_not_written_by_themselves() -> None:
+    (one,) = parse_conllu("\n".join([row("1-2", "zum", "_", "_"), row(1, "zu", 3), row(2, "dem", 3), row(3, "Haus")]))
+    assert one.text == "zum Haus"
+    assert [one.text[start:end] for start, end in one.spans] == ["", "", "Haus"]
+
+
+def test_empty_nodes_are_passed_over_and_windows_line_ends_are_none_of_ours() -> None:
+    (one,) = parse_conllu("\r\n".join([row(1, "A", 2), row("1.1", "B", "_"), row(2, "C"), "", ""]))
+    assert one.words == ("A", "C")
+
+
+@pytest.mark.parametrize(("lines", "said"), [
+    ([row(1, "A"), "2\tB"], "x, line 2: 2 fields; expected 10"),
+    ([row(1, "A").replace("\t", " ")], "x, line 1: 1 fields; expected 10"),
+    ([row("one", "A")], "x, line 1: the id 'one' is no whole number"),
+    (["# text", row(1, "A"), row(3, "B")], "x, line 3: word 3 follows word 1; expected 2"),
+    ([row(1, "A", "root")], "x, line 1: the head 'root' is no whole number"),
+    ([row(1, "A", -1)], "x, line 1: the head '-1' is no whole number"),
+    ([row(1, "A", 2), row(2, "B", 7)], "x, line 2: the head of word 2 is 7; expected 0 for the root, or another of the 2"),
+    ([row(1, "A", 1)], "x, line 1: the head of word 1 is 1"),
+    ([row("1-4", "AB", "_"), row(1, "A"), row(2, "B", 1)], "x, line 3: a range ends with word 4, after 2 words"),
+    ([row("2-3", "AB", "_"), row(1, "A")], "x, line 1: the range 2-3 stands before word 1"),
+    (["", "# nothing", ""], "x: no sentence in it"),
+])  # fmt: skip
+def test_broken_lines_are_named(lines: list[str], said: str) -> None:
+    with pytest.raises(ManyheadsError) as caught:
+        parse_conllu("\n".join(lines), named="x")
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_number_counts_all_sentences_before(tmp_path: Path) -> None:
+    path = tmp_path / "bad.conllu"
+    path.write_text(GOOD + "\n" + row(1, "A") + "\nbroken\n")
+    with pytest.raises(ManyheadsError, match="bad.conllu, line 7: 1 fields"):
+        read_conllu(str(path))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ManyheadsError, match="No such file"):
+        read_conllu(str(tmp_path / "none.conllu"))
+    (tmp_path / "latin.conllu").write_bytes(GOOD.encode() + b"\n1\t\xe9t\xe9")
+    with pytest.raises(ManyheadsError, match="latin.conllu, line 6: byte 0xe9 is no UTF-8"):
+        read_conllu(str(tmp_path / "latin.conllu"))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("language", "words"), [("en", 21_180), ("de", 21_332), ("fr", 24_726)])
+def test_a_real_treebank(language: str, words: int) -> None:
+    path = PUD / f"{language}_pud-ud-test.conllu"
+    if not path.exists():
+        pytest.skip("UD PUD is not beside the project (../shared/data/ud-pud)")
+    sentences = read_conllu(str(path))
+    texts = [line[9:] for line in path.read_text(encoding="utf-8").split("\n") if line.startswith("# text = ")]
+    assert (len(sentences), sum(len(one.words) for one in sentences)) == (1_000, words)
+    assert [one.text for one in sentences] == texts
