@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from manyheads.heads.scores import Importance
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
 
-__all__ = ["METHODS", "ablation", "removal_curve", "without"]
+__all__ = ["METHODS", "Removal", "ablation", "removal_curve", "without"]
 
 Say = Callable[[int, int], None]
 
@@ -58,32 +59,64 @@ def ablation(
     with _Run(model, given, how, metric).open() as run:
         chosen = select(run.places, heads)
         jobs = [(row, head) for row, numbers in chosen.items() for head in numbers]
-        by_batch = torch.full((len(given), *run.shape), torch.nan, dtype=torch.float64)
-        baselines, weights, reused = [], [], reuse
-        for number, batch in enumerate(given):
-            with replaying(model, [place.path for place in run.places]) as replay:
-                replay.record()
-                whole, weight = run.measure(batch)
-                run.prepare(number)
-                if number == 0 and reuse:
-                    reused = _faithful(run, replay, batch, whole)
-                # From the last layer to the first: a block that keeps something for later keeps what it had untouched.
-                jobs.sort(key=lambda job: (-replay.prefix(run.places[job[0]].path), job))
-                for done, (row, head) in enumerate(jobs):
-                    path = run.places[row].path
-                    replay.skip_to(path if reused else None)
-                    changed, _ = run.measure(batch, {path: (head,)})
-                    by_batch[number, row, head] = changed - whole
-                    say(number * len(jobs) + done + 1, len(given) * len(jobs))
+        by_batch, baselines, weights = [], [], []
+        reused = reuse
+        for number in range(len(given)):
+            told = _told(say, number * len(jobs), len(given) * len(jobs))
+            table, whole, weight, reused = _one_batch(model, run, number, jobs, reuse=reused, say=told)
+            by_batch.append(table)
             baselines.append(whole)
             weights.append(weight)
         share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
         baseline = float(torch.tensor(baselines, dtype=torch.float64) @ share)
-        scores = torch.einsum("nrh,n->rh", by_batch, share)
+        tables = torch.stack(by_batch)
+        scores = torch.einsum("nrh,n->rh", tables, share)
         return Importance(
-            how, scores, ~torch.isnan(scores), baseline, run.places, by_batch, share, time.perf_counter() - began,
+            how, scores, ~torch.isnan(scores), baseline, run.places, tables, share, time.perf_counter() - began,
             reused=reused,
         )  # fmt: skip
+
+
+def _told(say: Say, done: int, total: int) -> Callable[[int], None]:
+    return lambda more: say(done + more, total)
+
+
+def _one_batch(
+    model: Any, run: _Run, number: int, jobs: list[tuple[int, int]], *, reuse: bool, say: Callable[[int], None]
+) -> tuple[Tensor, float, float, bool]:
+    """(what each head's absence adds (rows, heads), the metric of the whole, its weight, whether the prefix was reused)."""
+    table = torch.full(run.shape, torch.nan, dtype=torch.float64)
+    with replaying(model, [place.path for place in run.places] if reuse else []) as replay:
+        replay.record()
+        whole, weight = run.measure(number)
+        if reuse and number == 0 and not _faithful(run, replay, whole):
+            reuse = False
+        replay.skip_to(None)
+        run.prepare(number)
+        # From the last layer to the first: a block that keeps something for later keeps what it had untouched.
+        order = sorted(jobs, key=lambda job: (-replay.prefix(run.places[job[0]].path), job))
+        for done, (row, head) in enumerate(order):
+            path = run.places[row].path
+            replay.skip_to(path if reuse else None)
+            changed, _ = run.measure(number, {path: (head,)})
+            table[row, head] = changed - whole
+            say(done + 1)
+    return table, whole, weight, reuse
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """The metric with 0, 1, ... heads taken away together: by_batch (counts, batches), and each batch's share in the mean."""
+
+    counts: tuple[int, ...]
+    by_batch: Tensor
+    weights: Tensor
+    how: str
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The mean over all batches for each count."""
+        return tuple((self.by_batch @ self.weights).tolist())
 
 
 def removal_curve(
@@ -95,8 +128,8 @@ def removal_curve(
     how: str = "zero",
     metric: Metric | None = None,
     say: Say = lambda *_: None,
-) -> tuple[tuple[float, ...], ...]:
-    """The metric with the first n heads of `order` taken away together, for each n of `counts`: (value of each batch) a count.
+) -> Removal:
+    """The metric with the first n heads of `order` taken away together, for each n of `counts`.
 
     `how` as in `ablation`. ManyheadsError for a head that does not exist or is named twice, and a count beyond the order.
     """
@@ -105,19 +138,22 @@ def removal_curve(
         twice = next(head for head in order if list(order).count(head) > 1)
         raise ManyheadsError(f"head {twice} stands twice in the order of removal; expected each once")
     beyond = [count for count in counts if not 0 <= count <= len(order)]
-    if beyond:
-        raise ManyheadsError(
-            f"{beyond[0]} heads are to be removed and the order names {len(order)}; valid: 0 to {len(order)}"
-        )
-    found = [[0.0] * len(given) for _ in counts]
+    if beyond or not counts:
+        asked = f"{beyond[0]} heads are" if beyond else "no number of heads is"
+        raise ManyheadsError(f"{asked} to be removed and the order names {len(order)}; valid: 0 to {len(order)}")
+    found = torch.zeros((len(counts), len(given)), dtype=torch.float64)
+    weights = []
     with _Run(model, given, how, metric).open() as run:
-        for number, batch in enumerate(given):
+        gone = [_by_path(run.places, order[:count]) for count in counts]
+        for number in range(len(given)):
             run.prepare(number)
-            for place, count in enumerate(counts):
-                gone = _by_path(run.places, order[:count])
-                found[place][number] = run.measure(batch, gone)[0]
-                say(number * len(counts) + place + 1, len(given) * len(counts))
-    return tuple(tuple(values) for values in found)
+            weight = 0.0
+            for row, heads in enumerate(gone):
+                found[row, number], weight = run.measure(number, heads)
+                say(number * len(counts) + row + 1, len(given) * len(counts))
+            weights.append(weight)
+    shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    return Removal(tuple(counts), found, shares, how)
 
 
 @contextmanager
@@ -189,8 +225,9 @@ class _Run:
             self.places = placing.places(door)
             yield self
 
-    def measure(self, batch: Batch, gone: Mapping[str, Sequence[int]] | None = None) -> tuple[float, float]:
-        """(value, weight) of the metric with the heads `gone` {path: heads} taken away."""
+    def measure(self, number: int, gone: Mapping[str, Sequence[int]] | None = None) -> tuple[float, float]:
+        """(value, weight) of the metric on batch `number` with the heads `gone` {path: heads} taken away."""
+        batch = self._batches[number]
         self._gate.gone = gone or {}
         try:
             value, weight = measured(self._model, batch, metric_of(self._model, batch, self._metric))
@@ -229,7 +266,7 @@ def _by_path(places: Sequence[Place], heads: Sequence[Head]) -> dict[str, tuple[
     return {places[row].path: numbers for row, numbers in chosen.items()}
 
 
-def _faithful(run: _Run, replay: Replay, batch: Batch, whole: float) -> bool:
+def _faithful(run: _Run, replay: Replay, whole: float) -> bool:
     """Whether the network gives the same when it starts at half, three quarters ... and the last of its attentions."""
     paths = sorted((place.path for place in run.places), key=replay.prefix)
     starts = {len(paths) - 1}
@@ -240,7 +277,7 @@ def _faithful(run: _Run, replay: Replay, batch: Batch, whole: float) -> bool:
     for start in sorted(starts):
         replay.skip_to(paths[start])
         try:
-            again, _ = run.measure(batch)
+            again, _ = run.measure(0)
         except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError):
             return False
         if not math.isclose(again, whole, rel_tol=_SAME, abs_tol=_SAME):

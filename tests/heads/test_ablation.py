@@ -1,0 +1,261 @@
+"""Heads really taken away: against the columns of the output projection, and with the prefix computed once or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from manyheads.errors import ManyheadsError  # noqa: E402
+from manyheads.heads.ablation import ablation, removal_curve, without  # noqa: E402
+from manyheads.heads.address import Head  # noqa: E402
+from manyheads.heads.importance import importance  # noqa: E402
+from tiny_transformers import build, inputs, logits  # noqa: E402
+
+FAMILIES = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "jamba", "qwen3_next", "modernbert", "t5", "whisper", "opt"]
+
+
+def mean_square(out: Any, _: Any) -> torch.Tensor:
+    """A metric for every kind of model."""
+    return out[0].double().square().mean()
+
+
+def columns(weight: torch.Tensor, width: int, heads: tuple[int, ...], *, rows: bool = False) -> None:
+    """Zeroes what the output projection takes from these heads."""
+    for head in heads:
+        part = slice(head * width, (head + 1) * width)
+        weight.data[part if rows else (slice(None), part)] = 0
+
+
+def test_o70_a_masked_head_equals_zeroed_columns_of_the_output_projection() -> None:
+    projections: dict[str, Any] = {
+        "llama": (lambda m: m.model.layers[1].self_attn.o_proj.weight, 10, False, ""),
+        "gpt2": (lambda m: m.transformer.h[1].attn.c_proj.weight, 6, True, ""),
+        "bert": (lambda m: m.encoder.layer[1].attention.output.dense.weight, 6, False, ""),
+        "t5": (lambda m: m.decoder.block[1].layer[1].EncDecAttention.o.weight, 10, False, "cross"),
+        "whisper": (lambda m: m.model.encoder.layers[1].self_attn.out_proj.weight, 6, False, "encoder"),
+    }
+    for name, (weight, width, rows, stage) in projections.items():
+        model, batch = build(name), inputs(name)
+        with without(model, [Head(1, 2, stage), Head(1, 5, stage)]):
+            found = logits(model, batch)
+        assert not torch.allclose(found, logits(model, batch), atol=1e-3)
+        columns(weight(model), width, (2, 5), rows=rows)
+        assert torch.allclose(found, logits(model, batch), atol=1e-5), name
+
+
+def test_zero_ablation_is_the_loss_without_the_columns() -> None:
+    model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama")["input_ids"]
+    found = ablation(model, [ids])
+    assert found.reused
+    assert bool(found.exact.all())
+    loss = lambda m: importance(m, [ids]).baseline  # noqa: E731
+    whole = loss(model)
+    for layer in range(3):
+        for head in range(6):
+            weight = model.model.layers[layer].self_attn.o_proj.weight
+            before = weight.data.clone()
+            columns(weight, 10, (head,))
+            assert found.score(Head(layer, head)) == pytest.approx(loss(model) - whole, abs=1e-12)
+            weight.data.copy_(before)
+
+
+def padded() -> dict[str, torch.Tensor]:
+    ids = inputs("llama", batch=3)["input_ids"].clone()
+    mask = torch.ones_like(ids)
+    mask[0, :4], mask[2, :1] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def seen_by(model: Any, projection: Any, batch: Any) -> torch.Tensor:
+    """The input (b, t, h·v) of an output projection: what transformers itself hands to it."""
+    kept: list[torch.Tensor] = []
+    hook = projection.register_forward_pre_hook(lambda _, args: kept.append(args[0].detach().clone()))
+    logits(model, batch)
+    hook.remove()
+    return kept[0].nan_to_num()  # transformers has NaN where a query sees nothing
+
+
+def loss_with(model: Any, projection: Any, given: torch.Tensor, head: int, batch: Any) -> float:
+    """The loss when the projection is given `given` for one head."""
+    part = slice(head * 10, (head + 1) * 10)
+
+    def swap(_: Any, args: Any) -> Any:
+        x = args[0].clone()
+        x[..., part] = given[..., part]
+        return (x,)
+
+    hook = projection.register_forward_pre_hook(swap)
+    found = importance(model, [batch], heads={0: [0]}).baseline
+    hook.remove()
+    return found
+
+
+def with_positions(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**batch, "position_ids": (batch["attention_mask"].cumsum(-1) - 1).clamp_min(0)}
+
+
+def test_mean_ablation_gives_the_mean_over_real_positions() -> None:
+    model, batch = build("llama", dtype=torch.float64, attention="sdpa"), padded()
+    found = ablation(model, [batch], how="mean", heads={1: [0, 4]})
+    projection = model.model.layers[1].self_attn.o_proj
+    outputs = seen_by(model, projection, with_positions(batch))
+    mean = outputs[batch["attention_mask"].bool()].mean(0)
+    for head in (0, 4):
+        wanted = loss_with(model, projection, mean.expand_as(outputs), head, batch) - found.baseline
+        assert found.score(Head(1, head)) == pytest.approx(wanted, abs=1e-12)
+    assert int(torch.isnan(found.scores).sum()) == 16
+
+
+def test_the_mean_is_that_of_all_batches() -> None:
+    model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama", batch=3)["input_ids"]
+    one, three = (ablation(model, batches, how="mean") for batches in ([ids], [ids[:1], ids[1:2], ids[2:]]))
+    assert torch.allclose(one.scores, three.scores, atol=1e-12)
+    assert three.by_batch.shape == (3, 3, 6)
+
+
+def test_resampling_gives_the_outputs_of_the_next_text() -> None:
+    model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama", batch=3)["input_ids"]
+    found = ablation(model, [ids[:2], ids[2:]], how="resample", heads={1: [3]})
+    projection = model.model.layers[1].self_attn.o_proj
+    outputs = seen_by(model, projection, {"input_ids": ids}).roll(-1, 0)
+    wanted = loss_with(model, projection, outputs, 3, ids) - found.baseline
+    assert found.score(Head(1, 3)) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_resampling_matches_real_positions_in_order() -> None:
+    model, batch = build("llama", dtype=torch.float64, attention="sdpa"), padded()
+    found = ablation(model, [batch], how="resample", heads={2: [1]})
+    projection = model.model.layers[2].self_attn.o_proj
+    own = seen_by(model, projection, with_positions(batch))
+    given = own.clone()
+    given[0, 4:] = own[1, :7]  # 7 real positions, from a text of 11
+    given[1, :] = own[2, [*range(1, 11), 1]]  # 11 from a text of 10: from its start again
+    given[2, 1:] = own[0, [*range(4, 11), 4, 5, 6]]  # 10 from a text of 7
+    wanted = loss_with(model, projection, given, 1, batch) - found.baseline
+    assert found.score(Head(2, 1)) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_resampling_needs_another_text() -> None:
+    with pytest.raises(ManyheadsError, match="another text, and there is 1"):
+        ablation(build("llama"), [inputs("llama", batch=1)["input_ids"]], how="resample")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_prefix_that_is_computed_once_changes_nothing(name: str) -> None:
+    model, batch = build(name), inputs(name)
+    for how in ("zero", "mean"):
+        quick, plain = (ablation(model, [batch], how=how, metric=mean_square, reuse=reuse) for reuse in (True, False))
+        assert quick.reused
+        assert not plain.reused
+        assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())
+        assert bool((quick.scores.nan_to_num() != 0).any())
+
+
+def test_layers_that_share_one_block_are_one_row() -> None:
+    config = transformers.AlbertConfig(
+        vocab_size=97,
+        embedding_size=8,
+        hidden_size=12,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    torch.manual_seed(0)
+    model, batch = transformers.AlbertModel(config).eval(), inputs("bert")
+    found = ablation(model, [batch], metric=mean_square)
+    assert found.scores.shape == (1, 2)
+    assert torch.equal(found.scores, ablation(model, [batch], metric=mean_square, reuse=False).scores)
+
+
+def test_only_the_layers_from_the_head_on_are_computed() -> None:
+    model, ids = build("llama", num_hidden_layers=6), inputs("llama")["input_ids"]
+    ran = [0] * 6
+    for number, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_hook(lambda *_, number=number: ran.__setitem__(number, ran[number] + 1))
+    ablation(model, [ids, ids])
+    # Layer l runs for the heads of layers 0 to l, in both batches; in full to count the heads, and to keep the prefix of
+    # each batch; and once more for each of the checks, which start at layers 3, 5 (of 6 // 2, 6 // 4 and the last).
+    checks = [0, 0, 0, 1, 1, 2]
+    assert ran == [2 * 6 * (layer + 1) + 3 + checks[layer] for layer in range(6)]
+
+
+def test_a_prefix_that_cannot_be_replayed_is_computed_each_time() -> None:
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    shared: dict[str, torch.Tensor] = {}
+    first, last = model.model.layers[0], model.model.layers[2]
+    model.model.register_forward_pre_hook(lambda *_: shared.clear())
+    first.register_forward_hook(lambda *_: None)
+    forward, after = first.forward, last.forward
+
+    def write(*args: Any, **keywords: Any) -> Any:
+        shared["x"] = forward(*args, **keywords)
+        return shared["x"]
+
+    first.forward = write
+    last.forward = lambda *args, **keywords: after(*args, **keywords) + shared["x"]
+    plain = ablation(model, [ids], reuse=False)
+    found = ablation(model, [ids])
+    assert not found.reused
+    assert torch.equal(found.scores, plain.scores)
+    assert first.__dict__["forward"] is write  # what somebody put there stays
+
+
+def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    model.train()
+    calls = 0
+
+    def fails_later(out: Any, batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise RuntimeError("in the middle")
+        return out.logits.mean()
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        ablation(model, [ids], metric=fails_later)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert all(module.training for module in model.modules())
+    assert model.config._attn_implementation == "eager"
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    ids = inputs("llama")["input_ids"]
+    ablation(build("llama"), [ids, ids], heads={0: [1], 2: [0, 3]}, say=lambda done, total: told.append((done, total)))
+    assert told == [(n, 6) for n in range(1, 7)]
+
+
+def test_a_curve_takes_heads_away_together() -> None:
+    model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama")["input_ids"]
+    single = ablation(model, [ids])
+    order = [Head(1, 2), Head(0, 0), Head(1, 4)]
+    curve = removal_curve(model, [ids[:1], ids[1:]], order, counts=[0, 1, 3])
+    assert curve.values[0] == pytest.approx(single.baseline, abs=1e-12)
+    assert curve.values[1] == pytest.approx(single.baseline + single.score(order[0]), abs=1e-12)
+    with without(model, order):
+        assert curve.values[2] == pytest.approx(importance(model, [ids]).baseline, abs=1e-12)
+    assert curve.by_batch.shape == (3, 2)
+
+
+def test_heads_and_counts_that_make_no_sense_are_refused() -> None:
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    curve = lambda order, counts, **more: removal_curve(model, [ids], order, counts=counts, **more)  # noqa: E731
+    for call, match in (
+        (lambda: curve([Head(0, 0), Head(0, 0)], [1]), "head 0:0 stands twice"),
+        (lambda: curve([Head(0, 0)], [2]), "2 heads are to be removed and the order names 1; valid: 0 to 1"),
+        (lambda: curve([Head(0, 0)], []), "no number of heads"),
+        (lambda: curve([Head(9, 0)], [1]), "there is no layer 9"),
+        (lambda: curve([Head(0, 0)], [1], how="noise"), "'noise'; valid: zero, mean, resample"),
+        (lambda: without(model, {3: [0]}).__enter__(), "there is no layer 3; layers with attention: 0, 1, 2"),
+    ):
+        with pytest.raises(ManyheadsError, match=match):
+            call()
+    with pytest.raises(ManyheadsError, match="there is no head 6"), without(model, {1: [6]}):
+        logits(model, {"input_ids": ids})
+    assert model.config._attn_implementation == "eager"
