@@ -25,6 +25,7 @@ __all__ = ["VERBS", "build_parser", "main"]
 VERBS = {
     "cost": "the price of a model: parameters, cache, bytes and time, and what other heads would cost",
     "xray": "a real model run on real text, and the predicted price checked against what it holds",
+    "prune": "heads removed for real: by hand, by a budget or by gates; what that saves and loses",
     "explain": "which path attention would take on a CPU, layer by layer, and why",
     "models": "the census of known models: list, filter, sort",
     "check": "our suites turned on your own attention function",

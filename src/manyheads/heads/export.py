@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from manyheads.cost.model import cache_bytes
 from manyheads.cost.parameters import stored_parameters
 from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
-from manyheads.heads.address import format_heads
+from manyheads.heads.address import Head, format_heads
 from manyheads.heads.forms import AUTO, Form, choose_form, stated_stack
 from manyheads.heads.plan import ByStage, Plan, make_plan
 from manyheads.heads.prune import ByLayer, PrunedWeights, by_stage, mask
@@ -43,7 +43,7 @@ from manyheads.models.store_write import Written, write_store
 from manyheads.spec.stack import StackSpec
 from manyheads.spec.weights import weights
 
-__all__ = ["TOLERANCE", "Exported", "export", "load_pruned"]
+__all__ = ["TOLERANCE", "Exported", "bytes_of", "export", "load_pruned"]
 
 SCHEMA = "manyheads.pruning/1"
 REPORT_NAME, CARD_NAME = "pruning.json", "README.md"
@@ -89,7 +89,7 @@ class Exported:
 
 def export(
     source: str | os.PathLike[str],
-    heads: ByLayer | ByStage,
+    heads: ByLayer | ByStage | Iterable[Head],
     folder: str | os.PathLike[str],
     *,
     form: str = AUTO,
@@ -168,7 +168,7 @@ def _record(settings: Mapping[str, Any], source: str) -> Pruning | None:
 
 
 def _chosen(
-    store: Store, settings: Mapping[str, Any], heads: ByLayer | ByStage, form: str, source: str
+    store: Store, settings: Mapping[str, Any], heads: ByLayer | ByStage | Iterable[Head], form: str, source: str
 ) -> tuple[Plan, Form]:
     where = shown_path(source)
     plan = make_plan(stated_stack(settings, source=where), by_stage(heads), before=_record(settings, where))
@@ -221,29 +221,28 @@ def _figures(store: Store, plan: Plan, form: Form, target: Path, written: Writte
     kind = store.checkpoint.weight_dtype or "fp32"
     others = sum(store.other(name).nbytes for name in store.left_out)
 
-    def weight_bytes(stack: StackSpec) -> int:
-        return int(format_of(kind).bytes(stored_parameters(weights(stack)))) + others
-
-    def cache(stack: StackSpec) -> int:
-        if stack.decoder is None:
-            return 0
-        one, two = (cache_bytes(stack, Workload(tokens, kv_dtype=kind, state_dtype=kind)).total for tokens in (1, 2))
-        return int(two - one)
-
+    now, then = bytes_of(store.stack, kind), bytes_of(form.stack, kind)
     return Exported(
-        target, form, plan, Written(target, written.files, written.tensor_bytes, written.parameters), written.tensor_bytes,
-        weight_bytes(form.stack), weight_bytes(store.stack), cache(form.stack), cache(store.stack), None, None,
+        folder=target, form=form, plan=plan, written=replace(written, folder=target), tensor_bytes=written.tensor_bytes,
+        predicted_bytes=then[0] + others, before_bytes=now[0] + others, cache_bytes=then[1], cache_before_bytes=now[1],
+        difference=None, logits_size=None,
     )  # fmt: skip
+
+
+def bytes_of(stack: StackSpec, dtype: str) -> tuple[int, int]:
+    """What the cost model says of a model in one format: bytes of its weights, and of one token more in its cache."""
+    stored = int(format_of(dtype).bytes(stored_parameters(weights(stack))))
+    if stack.decoder is None:
+        return stored, 0
+    one, two = (cache_bytes(stack, Workload(tokens, kv_dtype=dtype, state_dtype=dtype)).total for tokens in (1, 2))
+    return stored, int(two - one)
 
 
 def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int) -> Exported:
     """With the difference from the masked model; ConversionError where it is more than rounding."""
     if loaded.model.dtype != torch.float32:
         raise ConversionError(f"the model is loaded in {loaded.model.dtype}, and logits are compared in float32")
-    gone: dict[str, dict[int, list[int]]] = {}
-    for head in plan.new:
-        gone.setdefault(head.stage, {}).setdefault(head.layer, []).append(head.head)
-    with opened(loaded.model, gates=[mask(loaded.model, gone)], mode="eval"):
+    with opened(loaded.model, gates=[mask(loaded.model, plan.new)], mode="eval"):
         wanted = logits_of(loaded.model, seed=seed)
     written = load_model(locate(str(part)), open_model(part).stack, device=str(loaded.model.device))
     difference, size = _apart(logits_of(written.model, seed=seed), wanted)
@@ -288,10 +287,11 @@ def removed_text(pruning: Pruning) -> str:
 
 
 def _card(found: Exported, name: str) -> str:
+    kind = next(iter(found.form.settings.get("architectures") or ()), "AutoModel")
     load = (
         'from manyheads.heads.export import load_pruned\n\nmodel = load_pruned("path/to/this/folder").model'
         if found.form.name == "compact"
-        else 'from transformers import AutoModel\n\nmodel = AutoModel.from_pretrained("path/to/this/folder")'
+        else f'from transformers import {kind}\n\nmodel = {kind}.from_pretrained("path/to/this/folder")'
     )
     checked = (
         "It was not compared with the original."

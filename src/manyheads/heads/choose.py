@@ -1,0 +1,234 @@
+"""Which heads should go: by a budget and their importance, asked again as heads go, or by gates that were trained.
+
+What is chosen on some text is judged on other text (`losses`). `compare_with_init` does the same to the same architecture
+with fresh weights: the experiment that Michel et al. (arXiv 1905.10650) are often said to have run, and did not; they
+pruned during training.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.checkpoints.pruned import LayerHeads
+from manyheads.errors import ConversionError, ManyheadsError
+from manyheads.heads.address import Head
+from manyheads.heads.metrics import Metric
+from manyheads.heads.plan import main_stage, now_held, units
+from manyheads.heads.prune import Described, describe, mask
+
+__all__ = [
+    "Choice",
+    "InitComparison",
+    "budget_heads",
+    "choose",
+    "closed_by_gates",
+    "compare_with_init",
+    "fresh",
+    "losses",
+]
+
+Batches = Sequence[Mapping[str, Any] | Tensor | Sequence[int]]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Heads to remove, by their original numbers, and how they were found; `rounds` are the times importance was asked."""
+
+    heads: tuple[Head, ...]
+    how: str
+    rounds: int
+
+
+@dataclass(frozen=True)
+class InitComparison:
+    """Losses with and without heads, of the model and of the same architecture at initialisation.
+
+    same    the same heads taken from the fresh model; own  as many chosen on it in the same way, None where heads were
+            named by hand
+    """
+
+    trained: float
+    trained_without: float
+    init: float
+    init_without_same: float
+    init_without_own: float | None
+    seed: int
+
+
+def budget_heads(text: str, total: int) -> int:
+    """The number of heads that "12" or "20%" means of `total`. Raises ManyheadsError, one line, for anything else."""
+    found = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,6}))?\s*(%?)", text.strip())
+    if found is None or (found[2] and not found[3]):
+        raise ManyheadsError(f"--budget {text!r} is not a number of heads; valid: 12, or a share of them such as 20%")
+    if not found[3]:
+        heads = int(found[1])
+    else:
+        digits = found[2] or ""
+        heads = int(found[1] + digits) * total // (100 * 10 ** len(digits))
+    if not 1 <= heads < total:
+        raise ManyheadsError(f"--budget {text!r} is {heads} of {total} heads; expected from 1 to {total - 1}")
+    return heads
+
+
+def choose(
+    model: Any, batches: Batches, budget: int, *, method: str = "first-order", whole_groups: bool = False, rounds: int = 8,
+    by_layer: bool = False, metric: Metric | None = None, say: Say = lambda _: None,
+) -> Choice:  # fmt: skip
+    """The `budget` heads that matter least on `batches`, found greedily: importance is asked again after each round.
+
+    method        of `heads.importance.importance`: "first-order", "zero", "mean" or "resample"
+    whole_groups  all queries of a key/value head go together, so that the cache shrinks; the budget is not exceeded, and
+                  what is left of it that no whole group fits into stays
+    by_layer      divide each layer's scores by their norm, as Michel et al. do
+
+    One head or group of every attention always stays. Raises ManyheadsError where the budget cannot be met.
+    """
+    known = describe(model)
+    held = now_held(known.stated, known.before)
+    can = units(held, whole_groups=whole_groups)
+    smallest = min((len(unit) for unit in can.values()), default=0)
+    most = sum(len(unit) for unit in can.values()) - sum(_largest(can, place) for place in held)
+    if not smallest <= budget <= most:
+        what = f"groups of {smallest}" if whole_groups else "heads"
+        raise ManyheadsError(
+            f"a budget of {budget} heads cannot be met: between {smallest} and {most} can go, in {what}, where one of each "
+            "layer stays"
+        )
+    gone: list[Head] = []
+    asked = 0
+    while len(gone) + smallest <= budget:
+        share = max(math.ceil((budget - len(gone)) / max(rounds - asked, 1)), smallest)
+        scores = _scores(model, known, held, gone, batches, method, by_layer=by_layer, metric=metric)
+        asked += 1
+        new = _least(can, held, scores, gone, min(share, budget - len(gone)))
+        if not new:
+            break
+        gone += new
+        say(f"round {asked}: {len(gone)} of {budget} heads go")
+    return Choice(tuple(sorted(gone)), f"greedy by {method} importance", asked)
+
+
+def _largest(can: Mapping[Head, Sequence[Head]], place: tuple[str, int]) -> int:
+    return max((len(unit) for head, unit in can.items() if (head.stage, head.layer) == place), default=0)
+
+
+def _scores(
+    model: Any, known: Described, held: Mapping[tuple[str, int], LayerHeads], gone: Sequence[Head], batches: Batches,
+    method: str, *, by_layer: bool, metric: Metric | None,
+) -> dict[Head, float]:  # fmt: skip
+    """The importance of every working head by its original number, with the heads of `gone` masked."""
+    from manyheads.heads.importance import importance
+    from manyheads.models.door import opened
+
+    gates = [mask(model, gone)] if gone else []
+    with opened(model, gates=gates):
+        found = importance(model, batches, metric=metric, method=method)
+    table = found.normalised() if by_layer else found.scores
+    scores = {}
+    for row, place in enumerate(found.places):
+        stage = place.stage or main_stage(known.stated)
+        for number in range(place.heads):
+            slot = held[stage, place.layer].slots[number]
+            if slot >= 0:
+                scores[Head(place.layer, slot, stage)] = float(table[row, number])
+    return scores
+
+
+def _least(
+    can: Mapping[Head, Sequence[Head]], held: Mapping[tuple[str, int], LayerHeads], scores: Mapping[Head, float],
+    gone: Sequence[Head], room: int,
+) -> list[Head]:  # fmt: skip
+    """The units of the least importance a head that fit into `room`; the last of an attention stays."""
+    left = {place: sum((u.stage, u.layer) == place and u not in gone for u in can) for place in held}
+    order = sorted(
+        (unit for unit in can if unit not in gone),
+        key=lambda unit: (sum(scores[head] for head in can[unit]) / len(can[unit]), unit),
+    )
+    new: list[Head] = []
+    for unit in order:
+        place = (unit.stage, unit.layer)
+        if len(new) + len(can[unit]) <= room and left[place] > 1:
+            left[place] -= 1
+            new += can[unit]
+    return new
+
+
+def closed_by_gates(model: Any, gates: Any) -> Choice:
+    """The heads that trained gates (`heads.gates.train_gates`) closed, by their original numbers.
+
+    Raises ManyheadsError where none is closed.
+    """
+    known = describe(model)
+    held = now_held(known.stated, known.before)
+    found = []
+    for head in gates.closed():
+        stage = head.stage or main_stage(known.stated)
+        slot = held[stage, head.layer].slots[head.head]
+        if slot >= 0:
+            found.append(Head(head.layer, slot, stage))
+    if not found:
+        raise ManyheadsError(
+            f"no gate closed at a penalty of {gates.penalty:g} a head, so nothing would go; a higher one closes more"
+        )
+    return Choice(tuple(sorted(found)), f"gates at a penalty of {gates.penalty:g} ({gates.convergence.text})", 1)
+
+
+def losses(model: Any, batches: Batches, heads: Sequence[Head], *, metric: Metric | None = None) -> tuple[float, float]:
+    """The mean loss of `model` on `batches` as it is, and with `heads` masked."""
+    from manyheads.models.door import opened
+
+    whole = _loss(model, batches, metric)
+    with opened(model, gates=[mask(model, heads)], mode="eval"):
+        return whole, _loss(model, batches, metric)
+
+
+@torch.no_grad()
+def _loss(model: Any, batches: Batches, metric: Metric | None) -> float:
+    from manyheads.heads.metrics import as_batches, measured, metric_of
+
+    found = [measured(model, batch, metric_of(model, batch, metric)) for batch in as_batches(model, batches)]
+    weight = math.fsum(count for _, count in found)
+    return math.fsum(float(value) * count for value, count in found) / weight
+
+
+def fresh(model: Any, *, seed: int = 0) -> Any:
+    """The same architecture with the weights that transformers starts training with, on the same device and in its type.
+
+    Raises ConversionError for a model whose layers have different counts, which its class does not build.
+    """
+    known = describe(model)
+    if known.before is not None and known.before.form == "compact":
+        raise ConversionError(
+            "this model's layers have lost different numbers of heads, which its class does not build afresh; compare the "
+            "original model with its initialisation"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = type(model)(copy.deepcopy(model.config))
+    return made.to(model.device, model.dtype).eval().requires_grad_(requires_grad=False)
+
+
+def compare_with_init(
+    model: Any, judged: Batches, heads: Sequence[Head], *, again: Callable[[Any], Sequence[Head]] | None = None,
+    seed: int = 0, metric: Metric | None = None, say: Say = lambda _: None,
+) -> InitComparison:  # fmt: skip
+    """The pruning repeated on the same architecture at initialisation, nothing trained afterwards.
+
+    judged  the text that losses are measured on
+    again   chooses heads on a model, as they were chosen on this one; None where they were named by hand
+    """
+    say("measuring the model, and the same architecture at initialisation")
+    trained = losses(model, judged, heads, metric=metric)
+    new = fresh(model, seed=seed)
+    untrained = losses(new, judged, heads, metric=metric)
+    own = losses(new, judged, again(new), metric=metric)[1] if again is not None else None
+    return InitComparison(*trained, *untrained, own, seed)

@@ -1,0 +1,286 @@
+"""What `manyheads prune` does: heads chosen on one half of a text, judged on the other, and a smaller model written.
+
+The tables are made from the object alone (`heads.pruning_tables`), so that what is printed and what was measured cannot
+differ.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from manyheads.checkpoints.locate import locate
+from manyheads.checkpoints.pruned import FORMS
+from manyheads.checkpoints.reading import Checkpoint, open_model
+from manyheads.errors import ManyheadsError
+from manyheads.heads import choose as choosing
+from manyheads.heads.address import Head, parse_staged
+from manyheads.heads.export import Exported, bytes_of, export
+from manyheads.heads.forms import choose_form
+from manyheads.heads.plan import Plan, head_counts, make_plan, now_held
+from manyheads.heads.prune import Described, by_stage, describe
+from manyheads.models.door_attentions import find_attentions
+from manyheads.models.load import Loaded, check_runnable, load_model
+from manyheads.models.reading import Reading
+from manyheads.models.scoring import token_ids
+
+__all__ = ["METHODS", "SCHEMA", "Request", "pruning"]
+
+SCHEMA = "manyheads.prune/1"
+GATES = "gates"
+METHODS = ("first-order", "zero", "mean", "resample", GATES)
+_WINDOW = 256
+_MASKED_SHARE = 0.15
+_CHARACTERS_A_TOKEN = 64
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked.
+
+    heads         addresses, "" where they are to be chosen; budget  "12" or "20%", "" where they are named or gates tell
+    method        of METHODS; penalty, steps  of the gates
+    whole_groups  heads that share a key/value head go together
+    reading       the text; `tokens`  the first so many of it, half to choose on and half to judge on
+    output        the folder to write, "" for none; form  as in `heads.export`
+    compare_init  repeat it on the same architecture at initialisation
+    """
+
+    model: str
+    reading: Reading
+    heads: str = ""
+    budget: str = ""
+    method: str = METHODS[0]
+    penalty: float = 0.0
+    steps: int = 300
+    whole_groups: bool = False
+    rounds: int = 8
+    tokens: int = 4096
+    output: str = ""
+    form: str = "auto"
+    compare_init: bool = False
+    revision: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Batches to choose on and to judge on, or why there are none."""
+
+    choosing: tuple[Mapping[str, Any], ...] = ()
+    judging: tuple[Mapping[str, Any], ...] = ()
+    reason: str = ""
+
+
+def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
+    """Does it and tells it, as docs/pruning.md describes.
+
+    Raises ManyheadsError, one line, for heads that are not there, a pruning that removes nothing, a model that does not
+    pass through the door, text of fewer than two tokens, and a form that cannot be; nothing is written then.
+    """
+    located = locate(request.model)
+    check_runnable(located)
+    named = parse_staged(request.heads) if request.heads else {}
+    checkpoint = open_model(request.model, revision=request.revision)
+    if named:  # said before a large model is loaded
+        _check_named(checkpoint, named)
+    say(f"loading {checkpoint.name} in float32 on {request.device}")
+    loaded = load_model(located, checkpoint.stack, revision=request.revision, device=request.device, say=say)
+    find_attentions(loaded.model)
+    known = describe(loaded.model)
+    text = _text(request, loaded)
+    if text.reason and not named:
+        raise ManyheadsError(
+            f"{checkpoint.name}: {text.reason}; importance needs a loss, so name the heads with --heads"
+        )
+    choice = _choice(request, loaded.model, known, named, text, say)
+    plan = make_plan(known.stated, by_stage(choice.heads), before=known.before)
+    told = _told(request, checkpoint, loaded, known, choice, plan)
+    told["losses"] = _losses(request, loaded.model, choice, text, say)
+    if request.output:
+        written = export(
+            request.model, choice.heads, request.output, form=request.form, loaded=loaded, seed=request.seed, say=say
+        )  # fmt: skip
+        told["written"] = _written(written)
+    return told
+
+
+def _check_named(checkpoint: Checkpoint, named: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
+    if checkpoint.config is None:
+        make_plan(checkpoint.stack, named)
+        return
+    from manyheads.checkpoints.pruned import read_pruning
+    from manyheads.heads.forms import stated_stack
+
+    stated = stated_stack(checkpoint.config, source=checkpoint.name)
+    make_plan(stated, named, before=read_pruning(checkpoint.config, stated, source=checkpoint.name))
+
+
+def _text(request: Request, loaded: Loaded) -> _Text:
+    """Windows of the text, every other one to choose on; of a model that fills in masked tokens, with labels."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    if loaded.without_tokenizer:
+        return _Text(reason=loaded.without_tokenizer)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return _Text(reason="its decoder speaks about what the encoder read, so running text has no loss")
+    if model.get_output_embeddings() is None:
+        return _Text(reason="it was saved without a language head, so it predicts no tokens")
+    named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
+    text = request.reading.text[: _CHARACTERS_A_TOKEN * request.tokens]
+    ids = token_ids(tokenizer, text, most=request.tokens, named=named)
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    if max(ids) >= vocabulary:
+        return _Text(reason=f"its tokenizer makes token {max(ids):,}, and the model knows {vocabulary:,}")
+    window = min(_WINDOW, *(int(limit) for limit in (_limit(model), max(len(ids) // 2, 2)) if limit))
+    parts = [ids[start : start + window] for start in range(0, len(ids), window)]
+    rows = [part for part in parts if len(part) > 1]
+    if len(rows) < 2:
+        return _Text(
+            reason=f"{named} is {len(ids)} tokens long; at least 4 are needed, half to choose on and half to judge on"
+        )
+    if describe(model).stack.decoder is not None:
+        batches = [{"input_ids": torch.tensor([row])} for row in rows]
+    elif tokenizer.mask_token_id is None:
+        return _Text(reason="its tokenizer has no mask token, and an encoder predicts no next one")
+    else:
+        batches = [_masked(row, tokenizer, request.seed + number) for number, row in enumerate(rows)]
+    return _Text(tuple(batches[::2]), tuple(batches[1::2]))
+
+
+def _limit(model: Any) -> int:
+    stack = describe(model).stack
+    return (stack.context or stack.main.position_rows or _WINDOW) - 2  # what special tokens take
+
+
+def _masked(ids: Sequence[int], tokenizer: Any, seed: int) -> dict[str, Any]:
+    """A window with 15% of its tokens masked, at least one, which are its labels."""
+    chosen = random.Random(seed).sample(range(len(ids)), max(round(_MASKED_SHARE * len(ids)), 1))  # noqa: S311
+    whole = (
+        tokenizer.build_inputs_with_special_tokens(list(ids))
+        if hasattr(tokenizer, "build_inputs_with_special_tokens")
+        else ids
+    )
+    front = next((at for at in range(len(whole) - len(ids) + 1) if list(whole[at : at + len(ids)]) == list(ids)), 0)
+    tokens = torch.tensor([whole])
+    labels = torch.full_like(tokens, -100)
+    for at in chosen:
+        labels[0, front + at] = tokens[0, front + at]
+        tokens[0, front + at] = tokenizer.mask_token_id
+    return {"input_ids": tokens, "labels": labels}
+
+
+def _choice(
+    request: Request, model: Any, known: Described, named: Mapping[str, Mapping[int, Sequence[int]]], text: _Text, say: Say
+) -> choosing.Choice:  # fmt: skip
+    if named:
+        plan = make_plan(known.stated, named, before=known.before)
+        return choosing.Choice((*plan.new, *plan.again), "named", 0)
+    return _chosen_on(model, request, text, say)
+
+
+def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.Choice:
+    """Heads chosen by importance or gates on the first half of the text, on whichever model."""
+    if request.method == GATES:
+        from manyheads.heads.gates import train_gates
+
+        say(f"training gates for {request.steps} steps")
+        gates = train_gates(
+            model, text.choosing, penalty=request.penalty, steps=request.steps,
+            per="group" if request.whole_groups else "head", seed=request.seed,
+        )  # fmt: skip
+        return choosing.closed_by_gates(model, gates)
+    known = describe(model)
+    total = sum(len(held.kept) for held in now_held(known.stated, known.before).values())
+    return choosing.choose(
+        model, text.choosing, choosing.budget_heads(request.budget, total), method=request.method,
+        whole_groups=request.whole_groups, rounds=request.rounds, say=say,
+    )  # fmt: skip
+
+
+def _told(
+    request: Request, checkpoint: Checkpoint, loaded: Loaded, known: Described, choice: choosing.Choice, plan: Plan
+) -> dict[str, Any]:
+    staged = len(head_counts(known.stated, known.before)) > 1
+    settings = {**loaded.model.config.to_dict(), "architectures": [type(loaded.model).__name__]}
+    # A quantised file is written, and priced here, as what it is dequantised to.
+    kind = "fp32" if locate(request.model).kind == "gguf" else checkpoint.weight_dtype or "fp32"
+    compact = {(stage, layer): heads for stage, layer, heads in plan.compact.layers}
+    layers = [
+        {"stage": stage, "layer": layer, "removed": sorted(plan.gone[stage, layer]),
+         "new": [head.head for head in plan.new if (head.stage, head.layer) == (stage, layer)],
+         "kept": [head for head in range(held.heads) if head not in plan.gone[stage, layer]],
+         "kv_heads_before": len(held.kv_slots), "kv_heads_needed": len(compact[stage, layer].kv_slots)}
+        for (stage, layer), held in plan.held.items()
+    ]  # fmt: skip
+    return {
+        "schema": SCHEMA, "model": checkpoint.name, "source": request.model, "chosen": choice.how, "rounds": choice.rounds,
+        "heads_before": sum(len(held.kept) for held in plan.held.values()), "heads_removed": len(plan.new),
+        "removed": [_name(head, staged=staged) for head in plan.new],
+        "gone_before": [_name(head, staged=staged) for head in plan.again],
+        "staged": staged, "layers": layers, "weight_dtype": kind,
+        "bytes_before": dict(zip(("weights", "cache_a_token"), bytes_of(known.stack, kind), strict=True)),
+        "forms": [_form(name, plan, settings, kind, checkpoint.name) for name in FORMS],
+        "losses": None, "written": None,
+    }  # fmt: skip
+
+
+def _name(head: Head, *, staged: bool) -> str:
+    return str(head if staged else head._replace(stage=""))
+
+
+def _form(name: str, plan: Plan, settings: Mapping[str, Any], kind: str, source: str) -> dict[str, Any]:
+    """What one form would hold, or why there is none."""
+    try:
+        form = choose_form(plan, settings, asked=name, source=source)
+    except ManyheadsError as error:
+        return {
+            "form": name,
+            "weights": None,
+            "cache_a_token": None,
+            "zeros": None,
+            "why": str(error).removeprefix(f"{source}: "),
+        }
+    weight_bytes, cache_bytes = bytes_of(form.stack, kind)
+    zeros = sum(slot < 0 for _, _, heads in form.pruning.layers for slot in heads.slots)
+    return {"form": name, "weights": weight_bytes, "cache_a_token": cache_bytes, "zeros": zeros, "why": form.why}
+
+
+def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, say: Say) -> dict[str, Any]:
+    if text.reason:
+        return {"reason": text.reason}
+    say("measuring the loss with and without these heads")
+    whole, without = choosing.losses(model, text.judging, choice.heads)
+    tokens = sum(int(batch["input_ids"].numel()) for batch in text.judging)
+    told: dict[str, Any] = {
+        "reason": "", "text": request.reading.name, "tokens": tokens, "before": _finite(whole), "after": _finite(without),
+        "init": None,
+    }  # fmt: skip
+    if request.compare_init:
+        again = None if choice.how == "named" else lambda new: _chosen_on(new, request, text, say).heads
+        found = choosing.compare_with_init(model, text.judging, choice.heads, again=again, seed=request.seed, say=say)
+        told["init"] = {
+            "seed": found.seed, "before": _finite(found.init), "after_same_heads": _finite(found.init_without_same),
+            "after_own_heads": _finite(found.init_without_own),
+        }  # fmt: skip
+    return told
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _written(found: Exported) -> dict[str, Any]:
+    return {
+        "folder": str(found.folder), "form": found.form.name, "why": found.form.why,
+        "model_type": found.form.settings.get("model_type"), "tensor_bytes": found.tensor_bytes,
+        "predicted_bytes": found.predicted_bytes, "largest_difference": found.difference,
+        "largest_logit": found.logits_size,
+    }  # fmt: skip
