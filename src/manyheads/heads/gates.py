@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.hard_concrete import drawn, likely, open_probability
-from manyheads.heads.importance import frozen
+from manyheads.heads.importance import asking, frozen
 from manyheads.heads.metrics import Batch, Metric, as_batches, measured, metric_of
 from manyheads.heads.places import Place, Placing
 from manyheads.heads.scores import Importance
@@ -200,11 +200,11 @@ class _Drawing:
         return values.repeat_interleave(self._sizes[path], dim=-1)
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
-        z = self._draws.get(call.path)
-        if z is None:
-            a = self.a[call.path]
-            z = drawn(a, torch.rand((out.shape[0], len(a)), generator=self._random))
-            z = self._draws[call.path] = self._wide(call.path, z).to(out.device)
+        a, uniform = self.a[call.path], self._draws.get(call.path)
+        if uniform is None:
+            uniform = self._draws[call.path] = torch.rand((out.shape[0], len(a)), generator=self._random)
+        # Only the numbers are kept: what is computed from `a` belongs to the graph that a recomputation makes anew.
+        z = self._wide(call.path, drawn(a, uniform)).to(out.device)
         wide = out.dtype if out.dtype == torch.float64 else torch.float32
         return (out.to(wide) * z[:, :, None, None].to(wide)).to(out.dtype)
 
@@ -280,7 +280,7 @@ def _held(model: Any, weights: list[Tensor]) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in weights]
     before = [parameter.detach().clone() for parameter in weights]
     try:
-        with nullcontext() if weights else frozen(model, checkpointed=True):
+        with asking(model) if weights else frozen(model):
             yield
     except BaseException:
         with torch.no_grad():

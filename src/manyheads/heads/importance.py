@@ -25,7 +25,7 @@ from manyheads.heads.scores import Importance, rank_correlation
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
 
-__all__ = ["FIRST_ORDER", "Importance", "frozen", "importance", "rank_correlation"]
+__all__ = ["FIRST_ORDER", "Importance", "asking", "frozen", "importance", "rank_correlation"]
 
 FIRST_ORDER = "first-order"
 
@@ -90,10 +90,10 @@ def _first_order(
     ones, placing = _Ones(), Placing(find_attentions(model))
     parts: list[dict[str, Tensor]] = []
     values, weights = [], []
-    with frozen(model, checkpointed=mode is None), opened(model, gates=[ones], observers=[placing], mode=mode) as door:
+    with frozen(model), asking(model), opened(model, gates=[ones], observers=[placing], mode=mode) as door:
         for number, batch in enumerate(batches):
             value, weight = measured(model, batch, metric_of(model, batch, metric))
-            parts.append(_slopes(model, value, ones, checkpointed=mode is None))
+            parts.append(_slopes(model, value, ones))
             ones.ones = {}
             values.append(value.item())
             weights.append(weight)
@@ -111,7 +111,7 @@ def _first_order(
     )  # fmt: skip
 
 
-def _slopes(model: Any, value: Tensor, ones: _Ones, *, checkpointed: bool) -> dict[str, Tensor]:
+def _slopes(model: Any, value: Tensor, ones: _Ones) -> dict[str, Tensor]:
     """The gradients (sequences, heads) of the factors of each path. `value` is a mean over the batch, so that the sum of
     |gradients| over its sequences is their mean."""
     if not value.requires_grad:
@@ -120,7 +120,7 @@ def _slopes(model: Any, value: Tensor, ones: _Ones, *, checkpointed: bool) -> di
             "use method='zero', 'mean' or 'resample' for it"
         )
     factors = list(ones.ones.values())
-    if checkpointed and _checkpoints(model):
+    if _checkpoints(model):
         value.backward()  # re-entrant checkpointing refuses to be asked for chosen gradients
     else:
         value.backward(inputs=factors)
@@ -141,29 +141,32 @@ def _table(
 
 
 @contextmanager
-def frozen(model: Any, *, checkpointed: bool = False) -> Iterator[None]:
-    """No parameter of the model asks for a gradient inside; afterwards each asks as it did, its gradient untouched.
-
-    `checkpointed`: where gradient checkpointing is on, the embedded tokens do ask, or its re-entrant form, which looks at
-    nothing but its inputs, would pass no gradient back.
-    """
+def frozen(model: Any) -> Iterator[None]:
+    """No parameter of the model asks for a gradient inside; afterwards each asks as it did, its gradient untouched."""
     asked = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     if any(parameter.is_inference() for parameter, _ in asked):
         raise ManyheadsError(
             "the model was loaded under torch.inference_mode(), so nothing can be derived from it; load it outside"
         )
-    hooks = []
     try:
         for parameter, _ in asked:
             parameter.requires_grad_(requires_grad=False)
-        if checkpointed and _checkpoints(model):
-            hooks.append(model.get_input_embeddings().register_forward_hook(_ask))
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
         for parameter, before in asked:
             parameter.requires_grad_(requires_grad=before)
+
+
+@contextmanager
+def asking(model: Any) -> Iterator[None]:
+    """Where gradient checkpointing is on, the embedded tokens ask for a gradient inside: its re-entrant form looks at
+    nothing but its inputs, and would pass none back to what a layer is multiplied by."""
+    hook = model.get_input_embeddings().register_forward_hook(_ask) if _checkpoints(model) else None
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 def _checkpoints(model: Any) -> bool:
@@ -172,5 +175,5 @@ def _checkpoints(model: Any) -> bool:
 
 
 def _ask(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001  the signature of a hook
-    if isinstance(output, Tensor) and output.is_leaf:
+    if isinstance(output, Tensor) and not output.requires_grad:
         output.requires_grad_(requires_grad=True)
