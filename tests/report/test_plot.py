@@ -90,3 +90,20 @@ def test_where_seconds_span_much_only_powers_of_ten_are_named() -> None:
 def test_a_value_on_a_mark_and_one_value_everywhere() -> None:
     drawn = draw(seconds(Series("a", "a", (0.001, 0.001))))
     assert [tick.text for tick in drawn.y_ticks] == ["1 ms", "2 ms"]
+
+
+def test_shares_are_drawn_on_plain_axes() -> None:
+    plot = Plot(
+        "t", "d", "heads removed", "right", (0, 8, 64), (Series("one", "one", (1.0, 0.5, 0.0)), Series("no", "no", (2.0, 0, 0))),
+        unit="share",
+    )  # fmt: skip
+    drawn = draw(plot)
+    assert drawn is not None
+    assert [tick.text for tick in drawn.y_ticks] == ["0%", "25%", "50%", "75%", "100%"]
+    assert [tick.text for tick in drawn.x_ticks] == ["0", "16", "32", "48", "64"]
+    assert len(drawn.lines) == 1  # two is no share
+    points = [tuple(map(float, point.split(","))) for point in drawn.lines[0].points.split(" ")]
+    middle = (drawn.top + drawn.bottom) / 2
+    eighth = drawn.left + (drawn.right - drawn.left) / 8
+    assert points == [(drawn.left, drawn.top), (round(eighth, 1), middle), (drawn.right, drawn.bottom)]
+    assert drawn.lines[0].end == "0%"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ _MOST_TICKS = 7
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its full name, a short one to stand at its end, and a value for each x, all positive."""
+    """A line: its full name, a short one to stand at its end, and a value for each x, all positive (a share may be 0)."""
 
     name: str
     short: str
@@ -27,7 +28,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """Bytes or seconds against tokens, both logarithmic. `after`: the question of the table that it follows on the page."""
+    """Bytes or seconds against tokens, both logarithmic, or shares (0 to 1) against a count from 0, both linear.
+
+    `after`: the question of the table that it follows on the page.
+    """
 
     title: str
     description: str
@@ -36,7 +40,7 @@ class Plot:
     x: tuple[int, ...]
     series: tuple[Series, ...]
     after: str = ""
-    unit: Literal["bytes", "seconds"] = "bytes"
+    unit: Literal["bytes", "seconds", "share"] = "bytes"
 
 
 @dataclass(frozen=True)
@@ -88,24 +92,29 @@ class Drawing:
 
 def draw(plot: Plot) -> Drawing | None:
     """The drawing of `plot`, series that are equal everywhere as one line; None where there is nothing to draw."""
-    series = [each for each in plot.series if len(each.values) == len(plot.x) and all(v > 0 for v in each.values)]
+    linear = plot.unit == "share"
+    series = [
+        each for each in plot.series
+        if len(each.values) == len(plot.x) and all(0 <= v <= 1 if linear else v > 0 for v in each.values)
+    ]  # fmt: skip
     if len(plot.x) < 2 or not series:
         return None
     groups: dict[tuple[float, ...], list[Series]] = {}
     for each in series:
         groups.setdefault(each.values, []).append(each)
     least, most = min(min(values) for values in groups), max(max(values) for values in groups)
-    scale, shown = (_byte_ticks, _gib) if plot.unit == "bytes" else (_second_ticks, units.duration)
+    scale, shown = _SCALES[plot.unit]
     marks = scale(least, most)
-    low, high = math.log2(marks[0][0]), math.log2(marks[-1][0])
-    first, last = math.log2(plot.x[0]), math.log2(plot.x[-1])
+    bend = float if linear else math.log2
+    low, high = bend(marks[0][0]), bend(marks[-1][0])
+    first, last = bend(plot.x[0]), bend(plot.x[-1])
     right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
 
     def across(x: float) -> float:
-        return round(_LEFT + (math.log2(x) - first) / (last - first) * (right - _LEFT), 1)
+        return round(_LEFT + (bend(x) - first) / (last - first) * (right - _LEFT), 1)
 
     def down(y: float) -> float:
-        return round(bottom - (math.log2(y) - low) / (high - low) * (bottom - _TOP), 1)
+        return round(bottom - (bend(y) - low) / (high - low) * (bottom - _TOP), 1)
 
     lines = tuple(
         Line(
@@ -114,10 +123,9 @@ def draw(plot: Plot) -> Drawing | None:
         )
         for values, members in groups.items()
     )  # fmt: skip
-    x_ticks = tuple(
-        Tick(across(1 << power), _tokens(1 << power), bool(i % 2))
-        for i, power in enumerate(_powers(math.ceil(first), math.floor(last)))
-    )
+    steps = _powers(math.ceil(first), math.floor(last))
+    at = [(step, str(step)) if linear else (1 << step, _tokens(1 << step)) for step in steps]
+    x_ticks = tuple(Tick(across(x), text, bool(i % 2)) for i, (x, text) in enumerate(at))
     y_ticks = tuple(Tick(down(at), text) for at, text in marks if text)
     labels = _labels(lines, list(groups.values()))
     return Drawing(plot, WIDTH, HEIGHT, _LEFT, right, _TOP, bottom, x_ticks, y_ticks, lines, labels)
@@ -152,6 +160,15 @@ def _plain_duration(seconds: float) -> str:
 
 def _gib(value: float) -> str:
     return units.gib(int(value))
+
+
+def _share_ticks(least: float, most: float) -> list[tuple[float, str]]:  # noqa: ARG001  shares are drawn on the whole of it
+    """Quarters, from nothing to all."""
+    return [(quarter / 4, f"{25 * quarter}%") for quarter in range(5)]
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f}%"
 
 
 def _powers(low: int, high: int) -> range:
@@ -190,3 +207,10 @@ def _labels(lines: tuple[Line, ...], members: list[list[Series]]) -> tuple[Label
         Label(line.end_x + 12, round(places[i], 1), members[i][0].short, len(members[i]) - 1)
         for i, line in enumerate(lines)
     )
+
+
+_SCALES: dict[str, tuple[Callable[[float, float], list[tuple[float, str]]], Callable[[float], str]]] = {
+    "bytes": (_byte_ticks, _gib),
+    "seconds": (_second_ticks, units.duration),
+    "share": (_share_ticks, _share),
+}
