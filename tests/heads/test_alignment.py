@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import tokenizers
-import transformers
+import tokenizers  # noqa: E402
+import transformers  # noqa: E402
 
-from manyheads.errors import ManyheadsError
-from manyheads.heads.alignment import Frame, align, axis_labels, frame, word_attention
+from manyheads.errors import ManyheadsError  # noqa: E402
+from manyheads.heads.alignment import Frame, align, axis_labels, frame, word_attention  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from manyheads.heads.significance import (
+from manyheads.heads.significance import (  # noqa: E402
     benjamini_hochberg,
     binomial_tail,
     bootstrap,

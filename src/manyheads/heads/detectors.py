@@ -5,7 +5,8 @@ Shuffling the text would be no control here: positions, delimiters, duplicates s
 controls are
 
     other queries     what the same keys get from the other queries that see them, which have not this relation to them: a
-                      key that everybody looks at (a sink) proves nothing about the pair
+                      key that everybody looks at (a sink) proves nothing about the pair; or what an even spread would
+                      give them, if that is more, as for queries that see few keys
     random keys       as many keys drawn at random among those that the query sees, the first one apart: their expected
                       share, exactly, without drawing
     second token      the key beside the first one
@@ -77,8 +78,8 @@ def _is_delimiter(text: str) -> bool:
 
 def against_others(weights: Tensor, visible: Tensor, pattern: Tensor) -> tuple[Tensor, Tensor]:
     """(score, control) of a pattern of pairs, each (b, h): the mean, over the queries that have a key in the pattern, of the
-    weight on those keys; and of the weight that these keys get on average from the queries that see them and have no such
-    relation to them.
+    weight on those keys; and the larger of two means over the same pairs: what these keys get on average from the queries that
+    see them and have no such relation to them, and what they would get if the query spread its weight evenly.
 
     weights (b, h, t, s), visible and pattern broadcast to it. NaN where no query has a key with other viewers.
     """
@@ -87,24 +88,27 @@ def against_others(weights: Tensor, visible: Tensor, pattern: Tensor) -> tuple[T
     usual = (weights * outside).sum(-2, keepdim=True) / viewers.clamp(min=1)
     inside = inside & (viewers > 0)
     queries = inside.any(-1).sum(-1)
-    score = (weights * inside).sum((-1, -2))
-    return _mean(score, queries), _mean((usual * inside).sum((-1, -2)), queries)
+    even = inside.sum(-1) / visible.sum(-1).clamp(min=1) * weights.sum(-1)
+    control = torch.maximum((usual * inside).sum((-1, -2)), even.sum(-1))
+    return _mean((weights * inside).sum((-1, -2)), queries), _mean(control, queries)
 
 
 def against_others_at(weights: Tensor, visible: Tensor, diagonals: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
     """`against_others` of the patterns column - row == d for each d of `diagonals`, along the diagonals alone."""
     b, h = weights.shape[:2]
     total, viewers = weights.sum(-2), visible.sum(-2)
+    even = weights.sum(-1) / visible.sum(-1).clamp(min=1)
     found = []
     for d in diagonals:
         there = visible.diagonal(offset=d, dim1=-2, dim2=-1)
         own = weights.diagonal(offset=d, dim1=-2, dim2=-1)
-        columns = slice(max(d, 0), max(d, 0) + there.shape[-1])
+        columns, rows = (slice(max(first, 0), max(first, 0) + there.shape[-1]) for first in (d, -d))
         others = viewers[..., columns] - there.long()
         there = there & (others > 0)
         usual = (total[..., columns] - own) / others.clamp(min=1)
+        control = torch.maximum((usual * there).sum(-1), (even[..., rows] * there).sum(-1))
         queries = there.sum(-1)
-        pair = _mean((own * there).sum(-1), queries), _mean((usual * there).sum(-1), queries)
+        pair = _mean((own * there).sum(-1), queries), _mean(control, queries)
         found.append((pair[0].expand(b, h), pair[1].expand(b, h)))
     return found
 

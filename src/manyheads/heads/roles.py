@@ -72,19 +72,25 @@ class RoleReport:
         return tuple(sorted(found, key=lambda role: (np.isnan(role.effect), -role.effect)))
 
     def label(self, head: Head) -> str:
-        """The role that holds with the largest effect; the sink only where nothing else does; "" for none."""
-        holding = [role.name for role in self.of(head) if role.verdict == HOLDS]
-        return next((name for name in holding if name != SINK), holding[0] if holding else "")
+        """The role that holds with the largest effect; the sink only where nothing else does; "" for none.
+
+        ManyheadsError for a head that is not there.
+        """
+        found = self.labels().get(head)
+        if found is None:
+            raise ManyheadsError(f"{format_head(head)}: no role was tested for a head of that address")
+        return found
 
     def labels(self) -> dict[Head, str]:
         """`label` of every head that was tested for anything."""
-        heads = dict.fromkeys(head for one in self.evidence for head in one.heads)
-        best: dict[Head, tuple[bool, float, str]] = dict.fromkeys(heads, (False, -np.inf, ""))
+        best: dict[Head, tuple[bool, float]] = {head: (False, 0.0) for one in self.evidence for head in one.heads}
+        names = dict.fromkeys(best, "")
         for one in self.evidence:
             for head, holds, effect in zip(one.heads, one.holds, one.effect, strict=True):
-                if holds:
-                    best[head] = max(best[head], (one.name != SINK, float(effect), one.name))
-        return {head: name for head, (_, _, name) in best.items()}
+                rank = (one.name != SINK, float(effect))
+                if holds and (not names[head] or rank > best[head]):
+                    best[head], names[head] = rank, one.name
+        return names
 
     def clearest(self, name: str, *, most: int = 0) -> tuple[Role, ...]:
         """The heads that have a role, the clearest first as chosen on the other half; the first `most` of them (0: all)."""
@@ -212,7 +218,10 @@ def _text_roles(
         SINK: ("attention to the first token", "the second token"),
         "delimiter": ("attention to punctuation, line ends and separators", "as many random keys"),
         "rare token": ("attention to tokens that come once in the text", "as many random keys"),
-        "duplicate token": ("attention to other places of the same token", "what other queries give these keys"),
+        "duplicate token": (
+            "attention to other places of the same token",
+            "what other queries give these keys, or an even spread",
+        ),
     }
     for name, (what, control) in others.items():
         values = scores[:, :, TEXT_MEASURES.index(name)]
@@ -221,7 +230,7 @@ def _text_roles(
 
 def _position_roles(heads: tuple[Head, ...], scores: np.ndarray, *, seed: int) -> list[Evidence]:
     """Roles of position, from `scores` (windows, heads, measures, 2); the offset is chosen on the even windows."""
-    others = "what other queries give these keys"
+    others = "what other queries give these keys, or an even spread"
     made = [
         from_units(name, heads, scores[:, :, TEXT_MEASURES.index(f"mass {offset:+d}")], seed=seed, control=others,
                    what=f"attention to the key at offset {offset:+d}")

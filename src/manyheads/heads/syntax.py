@@ -68,7 +68,7 @@ class RelationScores:
     direction     0 or 1 of DIRECTIONS, the better one on the sentences that it was chosen on
     chosen        accuracy there, by which heads are ranked; `chosen_control` that of the offset
     score, null   accuracy on the other half, of the head and of the best fixed offset
-    offset        that offset, from the dependent to the governor, by direction (2,)
+    offset        that offset, from the dependent to the governor, by direction (2,); 0 for a direction with too few instances
     low, high     Wilson's 95% interval of the score
     p_value       of the exact one-sided sign test on instances where just one of the two is right (McNemar)
     instances     counted on the other half, by direction (2,)
@@ -146,7 +146,8 @@ def _right(weights: Tensor, sentence: Sentence, aligned: Aligned) -> Tensor:
     between.diagonal(dim1=-2, dim2=-1).fill_(-1.0)
     without = [word for word, own in enumerate(aligned.pieces) if not own]
     between[:, :, without] = -1.0
-    most = between.argmax(-1)
+    top, most = between.max(-1)
+    most = most.masked_fill(top <= 0, -1)  # who gives nothing to other words points at none, not at the first
     dependents, governors = (torch.from_numpy(side).to(most.device) for side in _instances(sentence, aligned))
     right = torch.stack([most[:, dependents] == governors, most[:, governors] == dependents], -1)
     return right.transpose(0, 1)
@@ -163,23 +164,28 @@ def judge(
     for relation, _ in Counter(hits.relation.tolist()).most_common():
         of_it = hits.relation == relation
         enough = [(each & of_it)[:, None] & hits.counted for each in (choosing, scoring)]
-        if min(int(each[:, direction].sum()) for each in enough for direction in (0, 1)) >= least:
-            judged.append(_judged(hits, relation, *enough))
+        directions = [d for d in (0, 1) if min(int(each[:, d].sum()) for each in enough) >= least]
+        if directions:
+            judged.append(_judged(hits, relation, *enough, directions=directions))
     return tuple(judged)
 
 
-def _judged(hits: Hits, relation: str, choosing: np.ndarray, scoring: np.ndarray) -> RelationScores:
-    """`choosing` and `scoring`: (instances, directions), which instances count for what."""
-    by_direction = [_one_direction(hits, d, choosing[:, d], scoring[:, d]) for d in (0, 1)]
-    ahead = [one["chosen"] - one["chosen_control"] for one in by_direction]
-    direction = (ahead[1] > ahead[0]).astype(np.int64)
+def _judged(
+    hits: Hits, relation: str, choosing: np.ndarray, scoring: np.ndarray, *, directions: Sequence[int]
+) -> RelationScores:
+    """`choosing` and `scoring`: (instances, directions), which instances count for what; only `directions` have enough."""
+    each = [_one_direction(hits, d, choosing[:, d], scoring[:, d]) for d in directions]
+    best = np.stack([one["chosen"] - one["chosen_control"] for one in each]).argmax(0)
     heads = np.arange(len(hits.heads))
-    taken = {
-        name: np.stack([one[name] for one in by_direction])[direction, heads]
-        for name in ("chosen", "chosen_control", "score", "null", "low", "high", "p_value")
-    }
-    offsets, counts = ((int(by_direction[0][name]), int(by_direction[1][name])) for name in ("offset", "instances"))
-    return RelationScores(relation=relation, direction=direction, offset=offsets, instances=counts, **taken)
+    names = ("chosen", "chosen_control", "score", "null", "low", "high", "p_value")
+    taken = {name: np.stack([one[name] for one in each])[best, heads] for name in names}
+    offsets, counts = [0, 0], [0, 0]
+    for direction, one in zip(directions, each, strict=True):
+        offsets[direction], counts[direction] = one["offset"], one["instances"]
+    return RelationScores(
+        relation=relation, direction=np.array(directions)[best], offset=(offsets[0], offsets[1]),
+        instances=(counts[0], counts[1]), **taken,
+    )  # fmt: skip
 
 
 def _one_direction(hits: Hits, direction: int, choosing: np.ndarray, scoring: np.ndarray) -> dict[str, Any]:
