@@ -332,6 +332,9 @@ def _gathered(
 
         return of
 
+    def eligible(at: int) -> Callable[[str], Tensor]:
+        return lambda path: chance[path].totals["seen"][at].expand(sums[path].heads)
+
     crossed = np.array([place.stage == "cross" for place in seen])
     offsets, tops, distance = mean("offsets"), mean("tops"), mean("distance", "attended")
     for array in (offsets, tops, distance):
@@ -339,6 +342,6 @@ def _gathered(
     return HeadStatistics(
         seen, reach, np.array([int(sums[place.path].totals["queries"].max()) for place in seen]),
         {name: rows(mass(at)) for at, name in enumerate(marks)},
-        {name: rows(lambda path, at=at: chance[path].totals["seen"][at]) for at, name in enumerate(marks)},
+        {name: rows(eligible(at)) for at, name in enumerate(marks)},
         offsets, tops, mean("entropy"), distance, mean("spread"), np.maximum(0.0, 1 - mean("attended")), mean("norm"), None,
     )  # fmt: skip
