@@ -21,6 +21,7 @@ from manyheads.models import bounds
 from manyheads.models.door_call import Call
 from manyheads.models.handed import Handed, Packed
 from manyheads.models.latent_seam import Expanded, latent_of
+from manyheads.models.turned import turned
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.bias import Alibi
 
@@ -83,7 +84,7 @@ class KernelForm:
         """(b, h, t, v) of a call that is supported."""
         latent = latent_of(call)
         if latent is None:
-            return self._decoded(call, call.q, call.k, call.v)
+            return self._decoded(call, call.q, call.k, call.v).to(call.q.dtype)
         q, rows, values = latent.absorbed(call.q)
         return latent.expanded_values(self._decoded(call, q, rows, values)).to(call.q.dtype)
 
@@ -95,6 +96,8 @@ class KernelForm:
             slopes, positions, bias = bias.slopes, torch.arange(s - t, s), None
         if seen.hidden is not None:
             bias = seen.hidden if bias is None else bias + seen.hidden
+        if isinstance(k, Packed) and k.is_turned:
+            q = turned(q)
         decode = _loaded[0] if torch.compiler.is_compiling() else _direct()
         return decode(
             q, _stored(k), _stored(v), seen.keys, scale=call.scale, bias=bias, slopes=slopes, positions=positions,

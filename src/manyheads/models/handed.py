@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from manyheads.models.turned import turned
+
 __all__ = ["Handed", "Packed", "say_once", "widened"]
 
 _said: set[str] = set()
@@ -40,24 +42,31 @@ class Handed(torch.Tensor):
 
 
 class Packed(Handed):
-    """Keys or values (b, k, s, d) that are kept in another format: `numbers`, and for int8 `scales` (b, k, s)."""
+    """Keys or values (b, k, s, d) that are kept in another format: `numbers`, and for int8 `scales` (b, k, s).
+
+    `is_turned`: they are keys that were turned before they were rounded, and meet turned queries.
+    """
 
     what = "a cache in a format of its own"
     numbers: Tensor
     scales: Tensor | None
+    is_turned: bool
 
     @staticmethod
-    def __new__(cls: type, numbers: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Packed:
+    def __new__(
+        cls: type, numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_turned: bool = False
+    ) -> Packed:
         """`dtype`: what it is to look like."""
         made: Any = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=dtype, device=numbers.device)
-        made.numbers, made.scales = numbers, scales
+        made.numbers, made.scales, made.is_turned = numbers, scales, is_turned
         return made
 
     def widened(self) -> Tensor:
-        """numbers · scales, in the dtype that it looks like."""
+        """numbers · scales, turned back, in the dtype that it looks like."""
         if self.scales is None:
             return self.numbers.to(self.dtype)
-        return (self.numbers.to(torch.float32) * self.scales[..., None].to(torch.float32)).to(self.dtype)
+        wide = self.numbers.to(torch.float32) * self.scales[..., None].to(torch.float32)
+        return (turned(wide) if self.is_turned else wide).to(self.dtype)
 
 
 def widened(x: Any) -> Any:

@@ -20,6 +20,7 @@ from manyheads.errors import BackendError
 from manyheads.layer.caches.quantised import quantised
 from manyheads.models.handed import Packed, widened
 from manyheads.models.token_rows import TokenRows
+from manyheads.models.turned import turned
 
 __all__ = [
     "LAYERS",
@@ -76,12 +77,15 @@ class FullLayer(CacheLayerMixin):
             return
         if self.stored == torch.int8 and keys.shape == values.shape and keys.dtype == values.dtype:
             heads = keys.shape[1]  # both at once: of one new token, the number of steps is what takes time
-            both = self._encoded(torch.cat((keys, values), 1))
+            both = self._encoded(torch.cat((turned(keys), values.to(torch.float32)), 1))
             self._key_rows.append([x[:, :heads] for x in both])
             self._value_rows.append([x[:, heads:] for x in both])
             return
-        self._key_rows.append(self._encoded(keys))
+        self._key_rows.append(self._encoded(self._turned(keys)))
         self._value_rows.append(self._encoded(values))
+
+    def _turned(self, keys: Tensor) -> Tensor:
+        return turned(keys.detach()) if self.stored == torch.int8 else keys
 
     def _encoded(self, x: Tensor) -> list[Tensor]:
         if self.stored == torch.int8:
@@ -100,7 +104,8 @@ class FullLayer(CacheLayerMixin):
         assert self._dtypes is not None
         if len(tensors) == 1 and tensors[0].dtype == self._dtypes[which]:
             return tensors[0]
-        return Packed(tensors[0], tensors[1] if len(tensors) > 1 else None, self._dtypes[which])
+        scales = tensors[1] if len(tensors) > 1 else None
+        return Packed(tensors[0], scales, self._dtypes[which], is_turned=scales is not None and which == 0)
 
     @property
     def keys(self) -> Tensor | None:
@@ -133,8 +138,8 @@ class FullLayer(CacheLayerMixin):
             self._key_rows.replace([rows[..., : self._key_width]])
             self._value_rows.replace([rows[..., self._key_width :]])
             self._key_width = None
-        rows_of = self._key_rows if keys is not None else self._value_rows
-        rows_of.replace(self._encoded(widened(given)))
+        rows_of, wide = self._key_rows if keys is not None else self._value_rows, widened(given)
+        rows_of.replace(self._encoded(self._turned(wide) if keys is not None else wide))
 
     def kept_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What a file needs to restore this layer: words and numbers, and tensors."""

@@ -27,7 +27,7 @@ from manyheads.report.files import check_target
 
 __all__ = ["fingerprint", "load_cache", "save_cache"]
 
-FORMAT = "manyheads.cache/1"
+FORMAT = "manyheads.cache/2"  # 2: int8 keys are turned
 _HASHED_TENSORS = 4
 _HASHED_BYTES = 2**20
 # Of a configuration: where it lies, how it is run and what it is called do not change what is cached.

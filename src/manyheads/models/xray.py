@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +15,7 @@ from typing import Any
 
 from manyheads.checkpoints import Checkpoint, open_model
 from manyheads.checkpoints.locate import Located, locate
-from manyheads.cost.engines import engine_answers
-from manyheads.cost.model import cache_bytes
-from manyheads.cost.price import default_context, default_source_tokens, price
-from manyheads.cost.whatif import what_if
-from manyheads.cost.workload import Workload
+from manyheads.cost.price import price
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.models.counting import check_parameters
 from manyheads.models.held import CacheCheck, Inputs, measure_cache, prompt_length
@@ -28,6 +23,8 @@ from manyheads.models.load import Loaded, check_runnable, hushed, load_model
 from manyheads.models.reading import Reading
 from manyheads.models.scoring import MOST_WINDOW, Scores, score, shuffled, token_ids
 from manyheads.models.surroundings import machine, usual_threads, versions
+from manyheads.models.xray_cost import KV_DTYPE, cache_curve, default_contexts, next_command
+from manyheads.models.xray_parts import Part, Running, Section
 from manyheads.report.units import duration
 from manyheads.report.value import Report
 from manyheads.spec.kv import Heads
@@ -37,8 +34,6 @@ __all__ = ["MOST_TOKENS", "SCHEMA", "Request", "xray"]
 
 SCHEMA = "manyheads.xray/1"
 MOST_TOKENS = 8_192
-KV_DTYPE = "bf16"
-_CONTEXTS = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
 _CHARACTERS_A_TOKEN = 64
 _SECONDS_BETWEEN_WORDS = 5.0
 
@@ -66,11 +61,12 @@ class Request:
     command: str = "manyheads xray"
 
 
-def xray(request: Request, *, say: Say = lambda _: None) -> Report:
+def xray(request: Request, *, say: Say = lambda _: None, sections: Sequence[Section] = ()) -> Report:
     """Loads the model, runs it on the text, and compares what it holds with what was predicted.
 
-    `say` is told what is being done. Raises ManyheadsError, one line, where the model or the text cannot be had; numbers
-    that disagree raise nothing: they are in the report, and its `data["agrees"]` is False.
+    `say` is told what is being done; `sections` look further into the loaded model, each adding its part. Raises
+    ManyheadsError, one line, where the model or the text cannot be had; numbers that disagree raise nothing: they are in the
+    report, and its `data["agrees"]` is False.
     """
     located = locate(request.model)
     check_runnable(located)
@@ -79,7 +75,7 @@ def xray(request: Request, *, say: Say = lambda _: None) -> Report:
         loaded = _loaded(request, located, checkpoint, threads, say)
         try:
             with hushed():
-                measured = _measured(request, checkpoint.stack, loaded, say)
+                measured, parts = _measured(request, checkpoint.stack, loaded, say, sections)
         except ManyheadsError:
             raise
         except Exception as error:  # a model of transformers that does not run is not a bug of ours
@@ -87,7 +83,7 @@ def xray(request: Request, *, say: Say = lambda _: None) -> Report:
             raise BackendError(
                 f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first})"
             ) from error
-        return _report(request, checkpoint, loaded, measured)
+        return _report(request, checkpoint, loaded, measured, parts)
 
 
 @contextlib.contextmanager
@@ -116,14 +112,23 @@ def _loaded(request: Request, located: Located, checkpoint: Checkpoint, threads:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The tokens to run on, whether they are of the text, and why they cannot be scored where they cannot."""
+    """The tokens to run on, whether they are of the text and else why not, and why they cannot be scored where they cannot."""
 
     ids: list[int]
     of_text: bool
     no_score: str = ""
 
+    def running(self, request: Request, stack: StackSpec, loaded: Loaded) -> Running:
+        """What the sections are told."""
+        return Running(
+            loaded, stack, self.ids, self.of_text, "" if self.of_text else self.no_score, self.no_score, request.reading.text,
+            stack.context or stack.main.position_rows or 0, request.bos, request.seed,
+        )  # fmt: skip
 
-def _measured(request: Request, stack: StackSpec, loaded: Loaded, say: Say) -> dict[str, Any]:
+
+def _measured(
+    request: Request, stack: StackSpec, loaded: Loaded, say: Say, sections: Sequence[Section]
+) -> tuple[dict[str, Any], list[Part]]:
     tokens = _tokens(request, stack, loaded)
     timings = {"load_seconds": loaded.seconds}
     parameters = check_parameters(loaded.model, stack).as_dict()
@@ -134,7 +139,8 @@ def _measured(request: Request, stack: StackSpec, loaded: Loaded, say: Say) -> d
     timings["cache_seconds"] = time.perf_counter() - began
     if stack.decoder is None:
         text["forward"] = _forward(loaded.model, tokens.ids[: _window(stack, bos=False)])
-    return {"parameters": parameters, "text": text, "cache": cache.as_dict(), "timings": timings}
+    parts = [section(tokens.running(request, stack, loaded), say) for section in sections]
+    return {"parameters": parameters, "text": text, "cache": cache.as_dict(), "timings": timings}, parts
 
 
 def _tokens(request: Request, stack: StackSpec, loaded: Loaded) -> _Tokens:
@@ -277,11 +283,13 @@ def _forward(model: Any, ids: Sequence[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _report(request: Request, checkpoint: Checkpoint, loaded: Loaded, measured: Mapping[str, Any]) -> Report:
+def _report(
+    request: Request, checkpoint: Checkpoint, loaded: Loaded, measured: Mapping[str, Any], parts: Sequence[Part]
+) -> Report:
     from manyheads.models.xray_tables import tables, verdict
 
     stack = checkpoint.stack
-    contexts = list(request.contexts) or _default_contexts(stack)
+    contexts = list(request.contexts) or default_contexts(stack)
     cost = price(
         stack, context=contexts, weight_dtype=checkpoint.weight_dtype or KV_DTYPE, kv_dtype=KV_DTYPE,
         weight_bytes=checkpoint.stored_bytes or 0, name=checkpoint.name, source=checkpoint.source,
@@ -294,24 +302,23 @@ def _report(request: Request, checkpoint: Checkpoint, loaded: Loaded, measured: 
     data["agrees"] = data["parameters"]["equal"] and data["cache"]["equal"]
     data["notes"] = [*checkpoint.notes, *loaded.notes, *_odd_fields(checkpoint)]
     data["cost"] = dict(cost.data)
-    data["cache_curve"] = _curve(stack, contexts)
+    data["cache_curve"] = cache_curve(stack, contexts)
     data |= {
         "command": request.command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "seed": request.seed,
         "dtype": request.dtype, "device": request.device, "machine": machine(), "versions": versions(),
-        "unpacked": loaded.kept, "next_command": _next_command(request, checkpoint),
+        "unpacked": loaded.kept, "next_command": next_command(
+            checkpoint, model=request.model, revision=request.revision, assume=request.assume
+        ),
     }  # fmt: skip
+    data |= {part.key: part.data for part in parts}
+    made = tables(data, cost.tables)
     return Report(
         title=cost.title,
-        tables=tables(data, cost.tables),
+        tables=(*made[:-1], *(table for part in parts for table in part.tables), made[-1]),
         data=data,
         notes=(verdict(data), *data["notes"]),
         next_command=data["next_command"],
     )
-
-
-def _default_contexts(stack: StackSpec) -> list[int]:
-    limit = default_context(stack)
-    return [*(tokens for tokens in _CONTEXTS if tokens < limit), limit][-5:]
 
 
 def _odd_fields(checkpoint: Checkpoint) -> list[str]:
@@ -337,50 +344,3 @@ def _shape(checkpoint: Checkpoint, model: Any) -> dict[str, Any]:
         "stored_bytes": checkpoint.stored_bytes,
         "attention_implementation": getattr(model.config, "_attn_implementation", "") or "",
     }
-
-
-def _curve(stack: StackSpec, contexts: Sequence[int]) -> dict[str, Any]:
-    """Cache bytes of one sequence against context, ideal and in each engine that keeps one: what the plot shows."""
-    if stack.decoder is None:
-        return {"contexts": [], "series": []}
-    longest = max(1 << 14, *contexts, default_context(stack))
-    at = [1 << power for power in range(8, longest.bit_length()) if 1 << power < longest] + [longest]
-    source = [default_source_tokens(stack, tokens) for tokens in at]
-    ideal = [
-        int(cache_bytes(stack, Workload(tokens, source_tokens=behind, kv_dtype=KV_DTYPE)).total)
-        for tokens, behind in zip(at, source, strict=True)
-    ]
-    series: dict[str, list[int]] = {"ideal": ideal}
-    for tokens, behind in zip(at, source, strict=True):
-        for answer in engine_answers(stack, context=tokens, kv_dtype=KV_DTYPE, source_tokens=behind):
-            if answer.applies:
-                series.setdefault(f"{answer.engine} {answer.version}", []).append(answer.bytes)
-    return {
-        "kv_dtype": KV_DTYPE,
-        "contexts": at,
-        "series": [{"name": name, "bytes": held} for name, held in series.items() if len(held) == len(at)],
-    }
-
-
-_OTHER_HEADS = {"mha": ("mqa",), "gqa": ("mha", "mqa"), "mqa": ("mha",), "mla": ("mha",), "window": ("mqa",)}
-
-
-def _next_command(request: Request, checkpoint: Checkpoint) -> str:
-    """Pricing the same model with other heads: those that its shape allows."""
-    stack = checkpoint.stack
-    target = request.model if request.model in (checkpoint.source, "") else checkpoint.source
-    words = ["manyheads", "cost", shlex.quote(target)]
-    if request.revision:
-        words += ["--revision", shlex.quote(request.revision)]
-    if request.assume:
-        words += ["--assume", shlex.quote(request.assume)]
-    longest = default_context(stack)
-    words += ["--context", "8k" if longest >= 1 << 13 else str(longest)]
-    first = next((a for block in stack.main.blocks for a in block.attentions), None)
-    for change in _OTHER_HEADS.get(first.scheme if first else "", ()) if stack.decoder else ():
-        try:
-            what_if(stack, change)
-        except ManyheadsError:
-            continue
-        words += ["--what-if", change]
-    return " ".join(words)

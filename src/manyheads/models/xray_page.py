@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from manyheads.models.xray_tables import verdict
 from manyheads.report import units
-from manyheads.report.html import Fact, render_html
+from manyheads.report.html import Fact, Widget, render_html
 from manyheads.report.plot import Plot, Series
 from manyheads.report.value import Report
 
@@ -21,15 +22,15 @@ _SHORT = {
 _AFTER = "What do engines really hold?"
 
 
-def page(report: Report) -> str:
-    """The x-ray `report` as one HTML file."""
+def page(report: Report, *, widgets: Sequence[Widget] = ()) -> str:
+    """The x-ray `report` as one HTML file, with what sections have to show beside its tables."""
     data: Any = report.data
     sentence = verdict(data)
     start, _, rest = sentence.partition(":")
     judged = Fact(start[0].upper() + start[1:] + ":", rest.strip(), tone="good" if data["agrees"] else "bad")
     shown = Report(report.title, report.tables, report.data, report.notes[1:], report.next_command)
     made = f"Made by manyheads {data['versions']['manyheads']} on {data['date'][:10]}"
-    return render_html(shown, verdict=judged, facts=_facts(data), plots=_plots(data), made=made)
+    return render_html(shown, verdict=judged, facts=_facts(data), plots=_plots(data), widgets=widgets, made=made)
 
 
 def _facts(data: Any) -> tuple[Fact, ...]:

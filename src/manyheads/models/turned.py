@@ -1,0 +1,39 @@
+"""An orthogonal turn of keys before they are rounded to int8, and of the queries that meet them: (Hq) · (Hk) = q · k.
+
+A few elements of a model's keys are many times larger than the others, in the same places for every token, and one scale a
+token makes the step of all as coarse as these need. H spreads each over all: the Hadamard matrix / sqrt(n), symmetric and
+its own inverse, on the largest runs of n = 2^i elements that the head is made of. (Ashkboos et al. 2024, QuaRot,
+arXiv:2404.00456, turn keys and queries so.)
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+__all__ = ["turned"]
+
+
+def turned(x: Tensor) -> Tensor:
+    """H x for the heads (.., d) of x, in float32; of what `turned` returned it is x again."""
+    size = x.shape[-1]
+    run = size & -size  # the largest power of two that divides it
+    wide = x.to(torch.float32)
+    if run < 2:
+        return wide
+    return (wide.unflatten(-1, (size // run, run)) @ _hadamard(run, x.device)).flatten(-2)
+
+
+def _hadamard(size: int, device: torch.device) -> Tensor:
+    return _made(size).to(device)
+
+
+@cache
+def _made(size: int) -> Tensor:
+    """Sylvester's matrix: -1 to the number of bits that row and column have in common, over the root of the size."""
+    with torch.inference_mode(mode=False):
+        common = torch.arange(size)[:, None] & torch.arange(size)
+        odd = sum((common >> bit) & 1 for bit in range(size.bit_length())) % 2
+        return (1.0 - 2.0 * odd.to(torch.float32)) * size**-0.5  # type: ignore[union-attr]
