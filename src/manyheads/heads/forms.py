@@ -103,7 +103,7 @@ def _uniform(plan: Plan, settings: Mapping[str, Any], stated: StackSpec) -> tupl
     """The uniform form, or None and why there is none."""
     pruning = plan.uniform
     if pruning is None:
-        return None, "some layer keeps all of its groups, or the layers have different counts already"
+        return None, _full_layer(plan)
     why = cannot_shrink(stated, pruning)
     if why:
         return None, why
@@ -126,6 +126,19 @@ def _uniform(plan: Plan, settings: Mapping[str, Any], stated: StackSpec) -> tupl
     sizes = sorted({spec.head_dim for spec in _softmax(then)})
     size = " or ".join(str(each) for each in sizes)
     return None, f"no configuration that the {kind} class takes says {counts}, of {size} numbers each"
+
+
+def _full_layer(plan: Plan) -> str:
+    """Why the layers cannot all be smaller by the same."""
+    counts = {(len(held.slots), len(held.kv_slots)) for held in plan.held.values()}
+    if len(counts) > 1:
+        return "its layers have different counts already"
+    (full,) = counts
+    for (stage, layer), needed in plan.sizes.items():
+        if (needed[0] * needed[1], needed[0]) == full:
+            return f"layer {layer} of the {stage} still needs all {full[0]} heads and {full[1]} key/value heads"
+    most_groups, most_queries = (max(size[at] for size in plan.sizes.values()) for at in (0, 1))
+    return f"one layer needs {most_groups} groups and another {most_queries} heads in a group, which is all there are"
 
 
 def uniform_settings(settings: Mapping[str, Any], stated: StackSpec, then: StackSpec) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from manyheads.checkpoints.pruned import LayerHeads, Pruning, places
 from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.address import Head, check_heads, format_head, format_heads
-from manyheads.spec.attention import AttentionSpec, Borrowed
+from manyheads.spec.attention import Borrowed
 from manyheads.spec.kv import State
 from manyheads.spec.positions import Alibi, RelativeBuckets
 from manyheads.spec.stack import StackSpec
@@ -70,6 +70,11 @@ class Plan:
         return Pruning("uniform", tuple(
             (*place, _arranged(held, self._groups(place), groups, queries)) for place, held in self.held.items()
         ))  # fmt: skip
+
+    @property
+    def sizes(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Key/value heads, and queries of each, that every attention needs, by (stage, layer)."""
+        return {place: self._size(place) for place in self.held}
 
     def zeros(self, pruning: Pruning) -> int:
         """Heads of zeros that a form of this plan holds."""
@@ -187,7 +192,7 @@ def cannot_shrink(stack: StackSpec, pruning: Pruning) -> str:
     biased: dict[str, set[tuple[int, ...]]] = {}
     for stage, layer, spec in places(stack):
         heads = pruning.at(stage, layer)
-        if heads is None or not _shrinks(spec, heads):
+        if heads is None or not heads.removed:
             continue
         if spec.qk_norm is not None and spec.qk_norm.scope == "full":
             return "its queries and keys are normed over all heads of a layer together, so each head's depend on the others'"
@@ -202,13 +207,6 @@ def cannot_shrink(stack: StackSpec, pruning: Pruning) -> str:
     if any(len(each) > 1 for each in biased.values()):
         return "the layers of a stack share one table of position biases by head, so all must lose the same heads"
     return ""
-
-
-def _shrinks(spec: AttentionSpec, heads: LayerHeads) -> bool:
-    return (len(heads.slots), len(heads.kv_slots)) != (
-        spec.num_heads,
-        getattr(spec.kv, "num_kv_heads", len(heads.kv_slots)),
-    )
 
 
 def units(plan_of: Mapping[tuple[str, int], LayerHeads], *, whole_groups: bool) -> dict[Head, tuple[Head, ...]]:

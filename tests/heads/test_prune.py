@@ -1,0 +1,234 @@
+"""Heads removed from models in memory: equal to masking them, on every family; counts, caches and records agree.
+
+What is expected is worked out from the model itself by another way: zeros in the columns of the output projection.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import tiny_transformers as tiny  # noqa: E402
+from manyheads.errors import BackendError, ConversionError, ManyheadsError  # noqa: E402
+from manyheads.heads.address import Head  # noqa: E402
+from manyheads.heads.plan import head_counts, make_plan, units  # noqa: E402
+from manyheads.heads.prune import describe, mask, prune  # noqa: E402
+from manyheads.models.door import opened  # noqa: E402
+
+REFUSED = {"falcon-7b", "falcon-40b", "falcon-rw", "falcon2-11b", "bloom", "mpt"}
+NORMED_TOGETHER = {"olmo2", "olmo3", "olmoe"}
+SHARED_BIAS = {"t5", "t5-v1.1", "t5-encoder"}
+NOT_DESCRIBED = {"opt-350m", "jamba", "modernbert"}
+READS_CONFIG = {"phi3"}
+PRUNABLE = sorted(set(tiny.CASES) - REFUSED - NORMED_TOGETHER - SHARED_BIAS - NOT_DESCRIBED - READS_CONFIG)
+
+
+def some_heads(model: Any) -> dict[str, dict[int, tuple[int, ...]]]:
+    """In the first layer heads from the middle on, in the third two, elsewhere none: counts differ by layer."""
+    found: dict[str, dict[int, tuple[int, ...]]] = {}
+    for stage, counts in head_counts(describe(model).stated).items():
+        layers = [layer for layer, count in enumerate(counts) if count]
+        found[stage] = {layers[0]: tuple(range(counts[layers[0]] // 2, counts[layers[0]]))}
+        if len(layers) > 2:
+            found[stage][layers[2]] = (1, counts[layers[2]] - 1)
+    return found
+
+
+def tolerance(wanted: Any) -> float:
+    return 1e-5 * max(1.0, float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("name", PRUNABLE)
+def test_what_is_left_computes_what_the_masked_model_does(name: str) -> None:
+    model, batch = tiny.build(name), tiny.inputs(name)
+    heads = some_heads(model)
+    whole = tiny.logits(model, batch)
+    with opened(model, gates=[mask(model, heads)]):
+        wanted = tiny.logits(model, batch)
+    assert (wanted - whole).abs().max() > 100 * tolerance(wanted)  # or the test could not fail
+    before = sum(parameter.numel() for parameter in model.parameters())
+    prune(model, heads)
+    assert (tiny.logits(model, batch) - wanted).abs().max() <= tolerance(wanted)
+    assert sum(parameter.numel() for parameter in model.parameters()) < before
+
+
+def test_masking_a_head_is_zeroing_its_columns_of_the_output_projection() -> None:  # case O70
+    model, batch = tiny.build("llama"), tiny.inputs("llama")
+    with opened(model, gates=[mask(model, {1: (2,)})]):
+        masked = tiny.logits(model, batch)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight[:, 20:30] = 0
+    assert torch.allclose(tiny.logits(model, batch), masked, atol=1e-6)
+
+
+def test_weights_biases_and_cache_shrink_by_hand_counted_numbers() -> None:
+    """Llama: 36 wide, 6 query heads and 2 key/value heads of size 10 (6 with biases of qkvo)."""
+    model = tiny.build("llama-biases-tied")  # head size 36 / 6
+    before = sum(parameter.numel() for parameter in model.parameters())
+    prune(model, {0: (0, 1, 2)})
+    # q and o lose three heads of 6 x 36, k and v one each; biases of q 18, of k and v 6 each; that of o stays.
+    gone = 2 * 3 * 6 * 36 + 2 * 6 * 36 + 18 + 2 * 6
+    assert before - sum(parameter.numel() for parameter in model.parameters()) == gone
+    attention = model.model.layers[0].self_attn
+    assert (attention.q_proj.out_features, attention.k_proj.out_features, attention.o_proj.in_features) == (18, 6, 18)
+    cache = model(**tiny.inputs("llama-biases-tied"), use_cache=True).past_key_values
+    assert [layer.keys.shape[1] for layer in cache.layers] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss", "gemma2", "opt"])
+def test_a_pruned_model_generates_with_its_cache_as_without(name: str) -> None:  # case O72
+    model = tiny.build(name)
+    prune(model, some_heads(model))
+    ids = tiny.inputs(name)["input_ids"]
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cached = model.generate(ids, **options)
+    assert torch.equal(cached, model.generate(ids, use_cache=False, **options))
+    assert cached.shape == (2, ids.shape[1] + 6)
+
+
+def test_sets_compose_by_original_numbers() -> None:  # case O71
+    model = tiny.build("gpt2")
+    one, two = tiny.build("gpt2"), tiny.inputs("gpt2")
+    prune(model, {0: (1,), 1: (2, 3)})
+    done = prune(model, {0: (4,), 1: (1, 2)})
+    assert done.plan.new == (Head(0, 4, "decoder"), Head(1, 1, "decoder"))
+    assert done.plan.again == (Head(1, 2, "decoder"),)
+    kept = {layer: heads.kept for _, layer, heads in done.pruning.layers}
+    assert kept == {0: (0, 2, 3, 5), 1: (0, 4, 5)}
+    prune(one, {0: (1, 4), 1: (1, 2, 3)})
+    assert torch.equal(tiny.logits(model, two), tiny.logits(one, two))
+
+
+def test_the_sequence_of_the_old_bug_leaves_three_heads_and_one() -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    prune(model, {0: (1,), 1: (2, 3)})
+    done = prune(model, {1: (1, 2)})
+    assert [len(heads.kept) for _, _, heads in done.pruning.layers] == [3, 1]
+
+
+def test_groups_keep_their_key_value_head_until_the_last_query_goes() -> None:
+    model, batch = tiny.build("llama"), tiny.inputs("llama")
+    first = prune(model, {0: (0, 1)})  # two of the three queries of group 0: zeros take their places
+    assert next((len(h.slots), len(h.kv_slots)) for _, _, h in first.pruning.layers) == (6, 2)
+    assert first.plan.zeros(first.pruning) == 2
+    second = prune(model, {0: (2,)})
+    assert next((h.slots, h.kv_slots) for _, _, h in second.pruning.layers) == ((3, 4, 5), (1,))
+    other = tiny.build("llama")
+    prune(other, {0: (0, 1, 2)})
+    assert torch.allclose(tiny.logits(model, batch), tiny.logits(other, batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert-masked-lm", "deepseek_v3"])
+def test_of_a_layer_that_loses_all_heads_one_stays_as_zeros(name: str) -> None:  # case O74
+    model, batch = tiny.build(name), tiny.inputs(name)
+    heads = {0: tuple(range(6))}
+    with opened(model, gates=[mask(model, heads)]):
+        wanted = tiny.logits(model, batch)
+    done = prune(model, heads)
+    assert done.pruning.layers[0][2].slots == (-1,)
+    assert (tiny.logits(model, batch) - wanted).abs().max() <= tolerance(wanted)
+
+
+def test_layers_that_end_alike_are_told_by_the_configuration_itself() -> None:
+    model = tiny.build("phi3")  # its attention reads its counts from the configuration, so layers cannot differ
+    batch, heads = tiny.inputs("phi3"), {0: (0, 1, 2), 1: (3, 4, 5)}
+    with opened(model, gates=[mask(model, heads)]):
+        wanted = tiny.logits(model, batch)
+    assert prune(model, heads).pruning.form == "uniform"
+    assert (model.config.num_attention_heads, model.config.num_key_value_heads, model.config.head_dim) == (3, 1, 6)
+    assert (tiny.logits(model, batch) - wanted).abs().max() <= tolerance(wanted)
+
+
+@pytest.mark.parametrize("name", sorted(SHARED_BIAS))
+def test_t5_loses_the_same_heads_in_all_layers_of_a_stack(name: str) -> None:
+    model, batch = tiny.build(name), tiny.inputs(name)
+    counts = head_counts(describe(model).stated)
+    heads = {stage: dict.fromkeys(range(len(row)), (1, 3)) for stage, row in counts.items()}
+    with opened(model, gates=[mask(model, heads)]):
+        wanted = tiny.logits(model, batch)
+    prune(model, heads)
+    assert (tiny.logits(model, batch) - wanted).abs().max() <= tolerance(wanted)
+    with pytest.raises(ConversionError, match="share one table of position biases"):
+        prune(model, {next(iter(counts)): {0: (0,)}})
+
+
+def _state(model: Any) -> tuple[dict[str, Any], str]:
+    return {name: value.clone() for name, value in model.state_dict().items()}, json.dumps(
+        model.config.to_dict(), default=str
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "error", "said"),
+    [
+        ("llama", {9: (0,)}, ManyheadsError, "there is no layer 9; the model has 3 layers, 0 to 2"),
+        ("llama", {0: (6,)}, ManyheadsError, "there is no head 6; layer 0 has 6 heads, 0 to 5"),
+        ("llama", {0: (-1,)}, ManyheadsError, "there is no head -1"),
+        ("llama", {0: (1, 1)}, ManyheadsError, "names a head twice"),
+        ("llama", {}, ConversionError, "removes nothing: no head is named"),
+        ("llama", {0: ()}, ConversionError, "removes nothing"),
+        ("llama", {"cross": {0: (1,)}}, ManyheadsError, "there is no stage cross; the model has decoder"),
+        ("olmo2", {0: (1,)}, ConversionError, "normed over all heads of a layer together"),
+        ("phi3", {0: (0, 1, 2)}, ConversionError, "takes its head counts from the configuration"),
+        ("qwen3_next", {0: (0,)}, ConversionError, "layer 0 of the decoder is linear attention"),
+        ("falcon-7b", {0: (0,)}, BackendError, "does not pass through"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_changes_nothing(
+    name: str, heads: Any, error: type[Exception], said: str
+) -> None:
+    model = tiny.build(name)
+    before = _state(model)
+    with pytest.raises(error) as caught:
+        prune(model, heads)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    after = _state(model)
+    assert after[1] == before[1]
+    assert all(torch.equal(after[0][key], before[0][key]) for key in before[0])
+    if error is not BackendError:
+        tiny.logits(model, tiny.inputs(name))
+
+
+def test_pruning_again_what_is_gone_removes_nothing() -> None:
+    model = tiny.build("gpt2")
+    prune(model, {0: (1,)})
+    with pytest.raises(ConversionError, match="removes nothing: 0:1 went before"):
+        prune(model, {0: (1,)})
+
+
+def test_encoder_decoder_heads_are_told_apart_by_stage() -> None:
+    model, batch = tiny.build("whisper"), tiny.inputs("whisper")
+    heads = [Head(1, 2, "encoder"), Head(0, 0, "cross"), Head(1, 1, "decoder")]
+    with opened(model, gates=[mask(model, heads)]):
+        wanted = tiny.logits(model, batch)
+    prune(model, heads)
+    layers = model.model.decoder.layers
+    assert (layers[0].encoder_attn.num_heads, layers[0].self_attn.num_heads, layers[1].self_attn.num_heads) == (2, 3, 2)
+    assert (tiny.logits(model, batch) - wanted).abs().max() <= tolerance(wanted)
+
+
+def test_units_are_heads_or_the_queries_of_a_key_value_head() -> None:
+    stack = describe(tiny.build("llama")).stated
+    held = make_plan(stack, {"": {0: (0,)}}).held
+    assert len(units(held, whole_groups=False)) == 18
+    grouped = units(held, whole_groups=True)
+    assert len(grouped) == 6
+    assert grouped[Head(2, 3, "decoder")] == tuple(Head(2, head, "decoder") for head in (3, 4, 5))
+
+
+def test_pruned_weights_learn_and_keep_what_asked_for_gradients() -> None:
+    model = tiny.build("llama")
+    model.requires_grad_(requires_grad=False)
+    model.model.layers[0].self_attn.q_proj.weight.requires_grad_()
+    prune(model, {0: (3, 4, 5)})
+    asked = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert asked == ["model.layers.0.self_attn.q_proj.weight"]
+    model(**tiny.inputs("llama")).logits.sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad.shape == (30, 36)
