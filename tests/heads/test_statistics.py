@@ -307,7 +307,10 @@ def test_key_sets_as_functions() -> None:
 
 
 def test_windows_of_a_text() -> None:
-    assert [w.tolist() for w in windows(range(10, 17), 3, bos=1)] == [[[1, 10, 11, 12]], [[1, 13, 14, 15]]]
+    assert [w.tolist() for w in windows(range(10, 17), 3, before=[1], after=[2])] == [
+        [[1, 10, 11, 12, 2]],
+        [[1, 13, 14, 15, 2]],
+    ]
     with pytest.raises(ManyheadsError, match="the text is 1 token long; at least 2"):
         next(windows([5], 8))
     with pytest.raises(ManyheadsError, match="windows of 1 tokens"):

@@ -27,6 +27,7 @@ VERBS = {
     "xray": "a real model run on real text, and the predicted price checked against what it holds",
     "prune": "heads removed for real: by hand, by a budget or by gates; what that saves and loses",
     "explain": "which path attention would take on a CPU, layer by layer, and why",
+    "heads": "where each head of a model looks, what its role is, and how much it matters",
     "models": "the census of known models: list, filter, sort",
     "check": "our suites turned on your own attention function",
     "bench": "attention timed on this machine, against its memory and against what else is installed",

@@ -81,17 +81,19 @@ def padded(sequences: Sequence[Sequence[int]], *, pad: int, side: str = "right")
     return {"input_ids": ids, "attention_mask": real}
 
 
-def windows(ids: Sequence[int], window: int, *, bos: int | None = None) -> Iterator[Tensor]:
-    """The text in windows that do not overlap, (1, n) each, a `bos` token before each if given; one of one token is left out."""
+def windows(
+    ids: Sequence[int], window: int, *, before: Sequence[int] = (), after: Sequence[int] = ()
+) -> Iterator[Tensor]:
+    """The text in windows of `window` tokens that do not overlap, (1, n) each, with tokens put around each (a
+    beginning-of-text token, separators); a last window of one token is left out."""
     if len(ids) < 2:
         raise ManyheadsError(f"the text is {len(ids)} token{'' if len(ids) == 1 else 's'} long; at least 2 are needed")
     if window < 2:
         raise ManyheadsError(f"windows of {window} tokens hold no pair of tokens; at least 2 are needed")
-    front = [] if bos is None else [bos]
     for start in range(0, len(ids), window):
         part = list(ids[start : start + window])
         if len(part) > 1:
-            yield torch.tensor([front + part])
+            yield torch.tensor([[*before, *part, *after]])
 
 
 def prepared(model: nn.Module, batch: Batch, *, device: Any) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""`manyheads heads [MODEL]`: where each head looks, what its role is, how much it matters. A thin caller of `heads.overview`."""
+
+from __future__ import annotations
+
+import argparse
+
+from manyheads.cli import quantities
+from manyheads.cli.common import UsageError, add_json, add_output, add_seed, emit, need, progress, write_stdout
+from manyheads.cli.cost import add_model
+from manyheads.errors import ManyheadsError
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    add_model(parser, runs=True)
+    parser.add_argument("--text", metavar="FILE", default="", help="text to read, UTF-8 (default: a text of our own)")
+    parser.add_argument("--tokens", metavar="N", default="8192", help="read the first N tokens of it (default 8192)")
+    parser.add_argument("--window", metavar="N", default="512", help="in windows of N tokens (default 512)")
+    parser.add_argument("--head", metavar="HEAD", default="", help='one head in detail: "17:3" is layer:head')
+    parser.add_argument(
+        "--bos", action=argparse.BooleanOptionalAction, default=None,
+        help="a beginning-of-text token before each window, or none (default: as the tokenizer does)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--roles", action=argparse.BooleanOptionalAction, default=True, help="test what each head does (default: yes)"
+    )
+    parser.add_argument("--conllu", metavar="FILE", default="", help="annotated sentences, for the syntactic roles")
+    parser.add_argument(
+        "--importance", metavar="METHOD", default="first-order",
+        help="first-order, zero, mean, resample or none (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--dtype", metavar="TYPE", default="fp32", help="run in fp32, bf16 or fp16 (default fp32)")
+    parser.add_argument(
+        "--device", metavar="NAME", default="cpu", help="where torch runs it: cpu, cuda, mps (default cpu)"
+    )
+    parser.add_argument("--threads", metavar="N", default="", help="threads of torch (default: one for each free core)")
+    add_seed(parser)
+    parser.add_argument("--csv", action="store_true", help="print one line a head, comma-separated, instead of text")
+    add_json(parser)
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the heads."""
+    from manyheads.checkpoints.locate import locate
+    from manyheads.models.load import DTYPES, check_runnable, demo_model
+    from manyheads.models.reading import read_text, shipped_text
+
+    if options.csv and options.json:
+        raise UsageError("--csv and --json are two forms of one answer; ask for one of them")
+    numbers = {name: quantities.positive(f"--{name}", getattr(options, name)) for name in ("tokens", "window")}
+    for name, value in numbers.items():
+        if value < 2:
+            raise ManyheadsError(f"--{name} {value}: at least 2 tokens are needed")
+    threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
+    if options.dtype not in DTYPES:
+        raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
+    if options.conllu and not options.roles:
+        raise UsageError("--conllu is for roles, and --no-roles asks for none")
+    _check_target(options.output)
+    reading = read_text(options.text) if options.text else shipped_text()
+    model = options.model or demo_model()
+    check_runnable(locate(model))
+    for package in ("torch", "transformers", "numba"):
+        need(package, to="run a model and look at its heads")
+
+    from manyheads.heads.overview import IMPORTANCE, Request, overview
+    from manyheads.heads.overview_tables import as_csv, report
+
+    if options.importance not in IMPORTANCE:
+        raise ManyheadsError(f"--importance {options.importance!r} is not one of {', '.join(IMPORTANCE)}")
+    request = Request(
+        model, reading, bos=options.bos, head=options.head, roles=options.roles, conllu=options.conllu,
+        importance=options.importance, revision=options.revision, assume=options.assume, dtype=options.dtype,
+        device=options.device, threads=threads, seed=options.seed, **numbers,
+    )  # fmt: skip
+    told = overview(request, say=progress) | {"asked": options.model}
+    if options.csv:
+        _write_csv(as_csv(told), options.output)
+    else:
+        emit(report(told), options)
+    return 0
+
+
+def _check_target(output: str | None) -> None:
+    if output is not None:
+        from manyheads.report.files import check_target
+
+        check_target(output)
+
+
+def _write_csv(text: str, output: str | None) -> None:
+    if output is None:
+        write_stdout(text)
+        return
+    from manyheads.report.files import write_whole
+
+    write_whole(output, text)
+    progress(f"wrote {output}")

@@ -1,0 +1,267 @@
+"""What `manyheads heads` does: statistics of every head on a text, the roles that beat their control, and their importance.
+
+The tables are made from the object alone (`heads.overview_tables`), so that what is printed and what was measured cannot
+differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from manyheads.checkpoints.locate import locate
+from manyheads.checkpoints.reading import open_model
+from manyheads.errors import ManyheadsError
+from manyheads.heads.address import Head, format_head, parse_head
+from manyheads.heads.alignment import Frame, frame
+from manyheads.heads.batches import windows
+from manyheads.heads.conllu import Sentence, read_conllu
+from manyheads.heads.detectors import vocabulary
+from manyheads.heads.importance import importance
+from manyheads.heads.roles import RoleReport, roles
+from manyheads.heads.scores import Importance
+from manyheads.heads.statistics import HeadStatistics, statistics
+from manyheads.heads.watching import longest_text
+from manyheads.models.load import Loaded, check_runnable, hushed, load_model
+from manyheads.models.reading import Reading
+from manyheads.models.scoring import token_ids
+from manyheads.models.surroundings import usual_threads
+
+__all__ = ["IMPORTANCE", "SCHEMA", "Request", "overview"]
+
+SCHEMA = "manyheads.heads/1"
+IMPORTANCE = ("first-order", "zero", "mean", "resample", "none")
+_CHARACTERS_A_TOKEN = 64
+_PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
+
+Say = Callable[[str], None]
+Sentences = tuple[Sentence, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked.
+
+    reading      the text; `tokens` the first so many of it, in windows of `window`
+    bos          whether a beginning-of-text token stands before each window; None: as the tokenizer does
+    head         the address of one head, "" for all
+    roles        whether roles are tested; conllu  a CoNLL-U file for the syntactic ones, "" for none
+    importance   of IMPORTANCE
+    """
+
+    model: str
+    reading: Reading
+    tokens: int = 8192
+    window: int = 512
+    bos: bool | None = None
+    head: str = ""
+    roles: bool = True
+    conllu: str = ""
+    importance: str = IMPORTANCE[0]
+    revision: str | None = None
+    assume: str = ""
+    dtype: str = "fp32"
+    device: str = "cpu"
+    threads: int = 0
+    seed: int = 0
+
+
+def overview(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
+    """Does it and tells it, as docs/heads.md describes.
+
+    Raises ManyheadsError, one line, for a head that is not there, a text of fewer than two tokens, a model that reads no
+    text or came without a tokenizer; BackendError where its attention does not pass through the door.
+    """
+    located = locate(request.model)
+    check_runnable(located)
+    one = parse_head(request.head) if request.head else None
+    sentences = read_conllu(request.conllu) if request.conllu else None
+    checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
+    with _threads(request.threads) as threads:
+        say(f"loading {checkpoint.name} in {request.dtype} on {request.device}; threads: {threads}")
+        loaded = load_model(
+            located, checkpoint.stack, revision=request.revision, dtype=request.dtype, device=request.device, say=say
+        )
+        with hushed():
+            return _told(request, checkpoint.name, loaded, one, sentences, say)
+
+
+@contextlib.contextmanager
+def _threads(asked: int) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(asked or usual_threads())
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _told(
+    request: Request, name: str, loaded: Loaded, one: Head | None, sentences: Sentences | None, say: Say
+) -> dict[str, Any]:
+    ids, around = _text(request, name, loaded)
+    # The two ends of a short batch: enough to know which heads there are, before anything takes long.
+    _check_head(one, statistics(loaded.model, [_batch(loaded.model, torch.tensor([ids[:2]]))], reach=2))
+    width = longest_text(loaded.model, request.window + len(around.before) + len(around.after))
+    width -= len(around.before) + len(around.after)
+    parts = [_batch(loaded.model, x) for x in windows(ids, width, before=around.before, after=around.after)]
+    words = vocabulary(loaded.tokenizer, ids, marks=(*around.before[1:], *around.after))
+    sets = {"delimiters": sorted(words.delimiters), "rare": sorted(words.rare)}
+    say(f"reading {len(ids):,} tokens in {len(parts)} windows")
+    found = statistics(loaded.model, parts, key_sets=sets)
+    tested, why_no_roles = _roles(request, loaded, ids, sentences, say)
+    scores, why_no_scores = _importance(request, loaded, parts, say)
+    return {
+        "schema": SCHEMA, "model": name, "seed": request.seed, "dtype": request.dtype, "device": request.device,
+        "text": {
+            "name": request.reading.name, "sha256": request.reading.sha256, "tokens": len(ids), "window": width,
+            "windows": len(parts), "around": around.said, "decoder_reads_the_same": _both(loaded.model),
+        },
+        "heads": _heads(found, tested, scores), "chance": _chance(found),
+        "one": None if one is None else _one(found, one), "uncalled": list(found.uncalled),
+        "roles": None if tested is None else tested.as_json(), "without_roles": why_no_roles,
+        "importance": None if scores is None else {"method": scores.method, "loss": scores.baseline},
+        "without_importance": why_no_scores,
+    }  # fmt: skip
+
+
+def _text(request: Request, name: str, loaded: Loaded) -> tuple[list[int], Frame]:
+    if loaded.without_tokenizer:
+        raise ManyheadsError(f"{name}: {loaded.without_tokenizer}, so it cannot be shown a text")
+    if loaded.model.main_input_name != "input_ids":
+        raise ManyheadsError(
+            f"{name} reads {loaded.model.main_input_name}, no text; manyheads.heads.statistics.statistics takes batches of it"
+        )
+    named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
+    text = request.reading.text[: _CHARACTERS_A_TOKEN * request.tokens]
+    ids = token_ids(loaded.tokenizer, text, most=request.tokens, named=named)
+    known = int(loaded.model.get_input_embeddings().weight.shape[0])
+    if max(ids) >= known:
+        raise ManyheadsError(f"{name}: its tokenizer makes token {max(ids):,}, and the model knows {known:,}")
+    return ids, frame(loaded.tokenizer, bos=request.bos)
+
+
+def _both(model: Any) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def _batch(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A decoder that stands behind an encoder reads the same text, one token later."""
+    if not _both(model):
+        return {"input_ids": ids}
+    start = getattr(model.config, "decoder_start_token_id", None) or 0
+    return {"input_ids": ids, "decoder_input_ids": torch.cat((ids.new_full((1, 1), start), ids[:, :-1]), 1)}
+
+
+def _check_head(one: Head | None, found: HeadStatistics) -> None:
+    if one is not None:
+        _row(found, one)
+
+
+def _row(found: HeadStatistics, head: Head) -> int:
+    """The row of a head. ManyheadsError, naming what there is, where it has none."""
+    for row, place in enumerate(found.places):
+        if (place.stage, place.layer) == (head.stage, head.layer) and head.head < _count(found, row):
+            return row
+    said = []
+    for stage in found.stages:
+        rows = [row for row, place in enumerate(found.places) if place.stage == stage]
+        layers, most = [found.places[row].layer for row in rows], max(_count(found, row) for row in rows)
+        said.append(f"{stage}{' ' * bool(stage)}layers {min(layers)} to {max(layers)} with heads 0 to {most - 1}")
+    raise ManyheadsError(f"--head {format_head(head)}: there is no such head; the model has {'; '.join(said)}")
+
+
+def _count(found: HeadStatistics, row: int) -> int:
+    return int((~np.isnan(found.entropy[row])).sum())
+
+
+def _roles(
+    request: Request, loaded: Loaded, ids: Sequence[int], sentences: Sentences | None, say: Say
+) -> tuple[RoleReport | None, str]:
+    if not request.roles:
+        return None, "not asked for"
+    try:
+        text = loaded.tokenizer.decode(ids)
+        return roles(
+            loaded.model, loaded.tokenizer, texts=[text], conllu=sentences, seed=request.seed,
+            bos=request.bos, say=say,
+        ), ""  # fmt: skip
+    except ManyheadsError as error:
+        if sentences is not None:
+            raise
+        return None, str(error)
+
+
+def _importance(request: Request, loaded: Loaded, parts: Sequence[Any], say: Say) -> tuple[Importance | None, str]:
+    if request.importance == "none":
+        return None, "not asked for"
+    model = loaded.model
+    if _both(model) or model.get_output_embeddings() is None or not _predicts_next(model):
+        return None, "the text has no next-token loss in this model"
+    say(f"importance: {request.importance}")
+    return importance(model, parts, method=request.importance), ""
+
+
+def _predicts_next(model: Any) -> bool:
+    return "ForMaskedLM" not in type(model).__name__
+
+
+def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance | None) -> list[dict[str, Any]]:
+    labels = {} if tested is None else tested.labels()
+    rows = []
+    for row, place in enumerate(found.places):
+        for number in range(_count(found, row)):
+            head = Head(place.layer, number, place.stage)
+            rows.append(
+                {"head": format_head(head), "stage": place.stage, "layer": place.layer, "number": number}
+                | _figures(found, row, number) | _strongest(found, row, number)
+                | {"role": labels.get(head, ""), "importance": None if scores is None else _number(scores.score(head))}
+            )  # fmt: skip
+    return rows
+
+
+def _figures(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
+    masses = {name: _number(array[row, number]) for name, array in found.mass.items()}
+    return {"mass": masses} | {name: _number(getattr(found, name)[row, number]) for name in _PLAIN}
+
+
+def _strongest(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
+    """The distance that most queries have their strongest key at, and the share of them."""
+    shares = found.top_offsets[row, number]
+    if np.isnan(shares).all():
+        return {"top_offset": None, "top_offset_share": None}
+    best = int(np.nanargmax(shares[1:-1])) + 1  # the ends are "or farther"
+    return {"top_offset": best - found.reach, "top_offset_share": _number(shares[best])}
+
+
+def _chance(found: HeadStatistics) -> list[dict[str, Any]]:
+    assert found.chance is not None
+    chance = found.chance
+    return [
+        {"stage": place.stage, "layer": place.layer, "queries": int(found.queries[row])} | _figures(chance, row, 0)
+        for row, place in enumerate(found.places)
+    ]
+
+
+def _one(found: HeadStatistics, head: Head) -> dict[str, Any]:
+    """One head, with its probabilities by distance."""
+    row = _row(found, head)
+    assert found.chance is not None
+
+    def listed(array: np.ndarray) -> list[float | None]:
+        return [_number(x) for x in array]
+
+    return {
+        "head": format_head(head), "reach": found.reach, "offsets": listed(found.offsets[row, head.head]),
+        "offsets_by_chance": listed(found.chance.offsets[row, 0]), "top_offsets": listed(found.top_offsets[row, head.head]),
+    }  # fmt: skip
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,186 @@
+"""The report of `manyheads heads`, and its CSV, made from its object alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from manyheads.report.value import Column, Report, Table
+
+__all__ = ["as_csv", "report"]
+
+_MASSES = ("first", "self", "previous", "next", "duplicate", "induction", "delimiters", "rare")
+_PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
+_MOST_A_ROLE = 3
+_NEAREST_SHOWN = 8
+
+
+def report(told: Mapping[str, Any]) -> Report:
+    """What is printed of what `heads.overview.overview` tells: all heads, or one in detail."""
+    text = told["text"]
+    title = f"{told['model']}: {len(told['heads'])} heads on {text['tokens']:,} tokens of {text['name']}"
+    tables = [_all_heads(told), *_clearest(told)] if told["one"] is None else [_one_head(told), _distances(told)]
+    if told["one"] is not None and told["roles"] is not None:
+        tables.append(_its_roles(told))
+    return Report(title, tuple(tables), told, tuple(_notes(told)), _next(told))
+
+
+def _all_heads(told: Mapping[str, Any]) -> Table:
+    names = [name for name in _MASSES if any(head["mass"].get(name) is not None for head in told["heads"])]
+    columns = [Column("head"), Column("role"), Column("importance", "right")]
+    columns += [Column(name, "right") for name in (*names, "entropy", "distance", "strongest at")]
+    rows = [
+        (head["head"], head["role"], _small(head["importance"]), *(_share(head["mass"][name]) for name in names),
+         _two(head["entropy"]), _one_digit(head["distance"]), _strongest(head))
+        for head in told["heads"]
+    ]  # fmt: skip
+    for at, stage in enumerate(dict.fromkeys(head["stage"] for head in told["heads"])):
+        chance = next(row for row in told["chance"] if row["stage"] == stage)
+        name = "chance" if not stage else f"chance, {stage}"
+        rows.insert(at, (name, "", "", *(_share(chance["mass"][n]) for n in names), _two(chance["entropy"]),
+                         _one_digit(chance["distance"]), ""))  # fmt: skip
+    notes = (
+        "shares of attention: mean over the queries that see such a key; chance: of a head to which all keys are alike "
+        "(the first layer's, where windows differ)",
+        "strongest at: the distance to the query's strongest key in most cases, and in what share of them",
+    )
+    return Table("Where does each head look?", tuple(columns), tuple(rows), notes)
+
+
+def _clearest(told: Mapping[str, Any]) -> list[Table]:
+    if told["roles"] is None:
+        return []
+    rows = []
+    for role in told["roles"]["roles"]:
+        holding = sorted(
+            (head for head in role["heads"] if head["verdict"] == "holds"),
+            key=lambda head: head["null"] - head["score"],
+        )
+        if not holding:
+            rows.append((role["role"], "none", "", "", ""))
+        for head in holding[:_MOST_A_ROLE]:
+            interval = f"{_two(head['low'])} to {_two(head['high'])}"
+            rows.append((role["role"], head["head"], _two(head["score"]), interval, _two(head["null"])))
+    columns = (Column("role"), Column("head"), Column("score", "right"), Column("95%"), Column("control", "right"))
+    notes = [f"{row['role']}: not tested: {row['why']}" for row in told["roles"]["not_tested"]]
+    rule = (
+        f"verdicts hold at a false discovery rate of {told['roles']['fdr']:.0%} over {told['roles']['tests']:,} tests; scored on "
+        "other text than chosen on"
+    )
+    return [Table("Which heads have a role that beats its control?", columns, tuple(rows), (rule, *notes))]
+
+
+def _one_head(told: Mapping[str, Any]) -> Table:
+    head = next(head for head in told["heads"] if head["head"] == told["one"]["head"])
+    chance = next(row for row in told["chance"] if (row["stage"], row["layer"]) == (head["stage"], head["layer"]))
+    rows = [
+        (name, _share(head["mass"][name]), _share(chance["mass"][name])) for name in head["mass"]
+        if head["mass"][name] is not None
+    ]  # fmt: skip
+    rows += [(name.replace("_", " "), _three(head[name]), _three(chance[name])) for name in _PLAIN]
+    if head["importance"] is not None:
+        order = sorted((other["importance"] for other in told["heads"]), reverse=True)
+        rank = f"{order.index(head['importance']) + 1} of {len(order)}"
+        rows.append((f"importance ({told['importance']['method']})", _small(head["importance"]), f"rank {rank}"))
+    columns = (Column("figure"), Column("this head", "right"), Column("by chance", "right"))
+    role = f" ({head['role']})" if head["role"] else ""
+    return Table(f"Where does head {head['head']}{role} look?", columns, tuple(rows))
+
+
+def _distances(told: Mapping[str, Any]) -> Table:
+    one, reach = told["one"], told["one"]["reach"]
+    rows = []
+    for at, share in enumerate(one["offsets"]):
+        distance = at - reach
+        near, end = abs(distance) <= _NEAREST_SHOWN, abs(distance) == reach
+        if share is None or not (near or end) or not (share or one["offsets_by_chance"][at]):
+            continue
+        name = f"{reach} or more {'before' if distance > 0 else 'after'}" if end else str(distance)
+        rows.append((name, _share(share), _share(one["offsets_by_chance"][at]), _share(one["top_offsets"][at])))
+    columns = (
+        Column("distance"), Column("attention", "right"), Column("by chance", "right"), Column("strongest key", "right"),
+    )  # fmt: skip
+    note = "distance: query minus key, 1 is the token before; all of them are in --json"
+    return Table("At which distances?", columns, tuple(rows), (note,))
+
+
+def _its_roles(told: Mapping[str, Any]) -> Table:
+    rows = []
+    for role in told["roles"]["roles"]:
+        for head in role["heads"]:
+            if head["head"] == told["one"]["head"]:
+                rows.append((role["role"], _two(head["score"]), _two(head["null"]), head["verdict"]))
+    columns = (Column("role"), Column("score", "right"), Column("control", "right"), Column("verdict"))
+    return Table("Which roles were tested?", columns, tuple(rows))
+
+
+def _notes(told: Mapping[str, Any]) -> list[str]:
+    text = told["text"]
+    notes = [f"{text['windows']} windows of {text['window']:,} tokens; {text['around']}"]
+    if text["decoder_reads_the_same"]:
+        notes.append("the decoder was given the text that the encoder read, one token later")
+    if told["roles"] is None and told["without_roles"] != "not asked for":
+        notes.append(f"roles were not tested: {told['without_roles']}")
+    if told["importance"] is None and told["without_importance"] != "not asked for":
+        notes.append(f"importance was not measured: {told['without_importance']}")
+    if told["uncalled"]:
+        notes.append(f"{len(told['uncalled'])} attention modules did not run, {told['uncalled'][0]} among them")
+    return notes
+
+
+def _next(told: Mapping[str, Any]) -> str:
+    if told["one"] is not None or not told["heads"]:
+        return ""
+    known = [head for head in told["heads"] if head["importance"] is not None]
+    best = max(known, key=lambda head: head["importance"]) if known else told["heads"][0]
+    model = shlex.quote(told["asked"]) + " " if told.get("asked") else ""
+    return f"manyheads heads {model}--head {best['head']}"
+
+
+def as_csv(told: Mapping[str, Any]) -> str:
+    """One line a head, after one of names; empty where a figure means nothing."""
+    masses = list(told["heads"][0]["mass"]) if told["heads"] else []
+    first = ["head", "stage", "layer", "number", "role", "importance"]
+    last = [*_PLAIN, "top_offset", "top_offset_share"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*first, *(f"mass_{name}" for name in masses), *last])
+    heads = told["heads"] if told["one"] is None else [h for h in told["heads"] if h["head"] == told["one"]["head"]]
+    for head in heads:
+        writer.writerow(
+            _cells([*(head[n] for n in first), *(head["mass"][n] for n in masses), *(head[n] for n in last)])
+        )
+    return out.getvalue()
+
+
+def _cells(values: Sequence[Any]) -> list[Any]:
+    return ["" if value is None else value for value in values]
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}%"
+
+
+def _strongest(head: Mapping[str, Any]) -> str:
+    if head["top_offset"] is None:
+        return ""
+    return f"{head['top_offset']}, {100 * head['top_offset_share']:.0f}%"
+
+
+def _small(value: float | None) -> str:
+    return "" if value is None else f"{value:.2e}"
+
+
+def _one_digit(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"
+
+
+def _two(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _three(value: float | None) -> str:
+    return "" if value is None else f"{value:,.3f}"
