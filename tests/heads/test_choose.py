@@ -1,0 +1,111 @@
+"""Which heads go by a budget: the least important first, worked out here by taking each away in turn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import tiny_transformers as tiny  # noqa: E402
+from manyheads.errors import ManyheadsError  # noqa: E402
+from manyheads.heads.address import Head  # noqa: E402
+from manyheads.heads.choose import budget_heads, choose, closed_by_gates, compare_with_init, fresh, losses  # noqa: E402
+from manyheads.heads.prune import mask, prune  # noqa: E402
+from manyheads.models.door import opened  # noqa: E402
+
+
+def loss_without(model: Any, ids: Any, heads: list[Head]) -> float:
+    """The loss of the next token, by torch's own cross entropy."""
+    with opened(model, gates=[mask(model, heads)] if heads else []), torch.no_grad():
+        logits = model(input_ids=ids).logits
+    return float(torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+
+
+@pytest.fixture(scope="module")
+def ids() -> Any:
+    return tiny.inputs("llama")["input_ids"]
+
+
+def test_greedy_takes_the_head_whose_loss_rises_least_then_asks_again(ids: Any) -> None:
+    model = tiny.build("llama")
+    everything = [Head(layer, head, "decoder") for layer in range(3) for head in range(6)]
+    gone: list[Head] = []
+    for _ in range(3):
+        gone.append(min((h for h in everything if h not in gone), key=lambda h: loss_without(model, ids, [*gone, h])))
+    assert choose(model, [ids], 3, method="zero", rounds=3).heads == tuple(sorted(gone))
+
+
+def test_whole_groups_go_together_and_one_of_each_layer_stays(ids: Any) -> None:
+    model = tiny.build("llama")  # 3 layers of 2 groups of 3: three groups can go
+    heads = choose(model, [ids], 9, whole_groups=True, rounds=2).heads
+    assert len(heads) == 9
+    for layer in range(3):
+        assert tuple(h.head for h in heads if h.layer == layer) in ((0, 1, 2), (3, 4, 5))
+    assert len(choose(model, [ids], 8, whole_groups=True).heads) == 6  # never more than was asked for
+    assert len(choose(model, [ids], 15).heads) == 15
+    with pytest.raises(ManyheadsError, match="between 1 and 15 can go"):
+        choose(model, [ids], 16)
+    with pytest.raises(ManyheadsError, match="between 3 and 9 can go, in groups of 3"):
+        choose(model, [ids], 2, whole_groups=True)
+
+
+def test_what_went_before_is_not_chosen_again_and_numbers_stay_original(ids: Any) -> None:
+    model, whole = tiny.build("llama"), tiny.build("llama")
+    prune(model, {0: (0, 1, 2), 2: (3, 4, 5)})
+    gone = [Head(0, head, "decoder") for head in (0, 1, 2)] + [Head(2, head, "decoder") for head in (3, 4, 5)]
+    left = [Head(layer, head, "decoder") for layer in range(3) for head in range(6)]
+    best = min((h for h in left if h not in gone), key=lambda h: loss_without(whole, ids, [*gone, h]))
+    assert choose(model, [ids], 1, method="zero").heads == (best,)
+
+
+def test_losses_are_those_of_the_whole_and_of_the_masked_model(ids: Any) -> None:
+    model, heads = tiny.build("llama"), [Head(1, 4, "decoder"), Head(2, 0, "decoder")]
+    whole, without = losses(model, [ids], heads)
+    assert math.isclose(whole, loss_without(model, ids, []), rel_tol=1e-5)
+    assert math.isclose(without, loss_without(model, ids, heads), rel_tol=1e-5)
+    assert whole != without
+
+
+def test_the_same_at_initialisation_is_on_fresh_weights_of_the_same_shapes(ids: Any) -> None:
+    model, heads = tiny.build("llama"), [Head(0, 0, "decoder")]
+    state = torch.get_rng_state()
+    one, two, other = fresh(model, seed=1), fresh(model, seed=1), fresh(model, seed=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, tensor in model.state_dict().items():
+        assert tensor.shape == one.state_dict()[name].shape
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(one.state_dict()[weight], two.state_dict()[weight])
+    assert not torch.equal(one.state_dict()[weight], other.state_dict()[weight])
+    found = compare_with_init(model, [ids], heads, seed=1, again=lambda new: choose(new, [ids], 1).heads)
+    assert math.isclose(found.trained_without, loss_without(model, ids, heads), rel_tol=1e-5)
+    assert math.isclose(found.init, loss_without(one, ids, []), rel_tol=1e-5)
+    assert math.isclose(found.init_without_same, loss_without(one, ids, heads), rel_tol=1e-5)
+    assert abs(found.init - math.log(97)) < 0.1  # 97 tokens, none of them expected yet
+    assert found.init_without_own is not None
+
+
+def test_gates_that_closed_say_which_heads_go(ids: Any) -> None:
+    from manyheads.heads.gates import train_gates
+
+    model = tiny.build("llama")
+    gates = train_gates(model, [ids], penalty=5.0, steps=60, rate=0.3)
+    choice = closed_by_gates(model, gates)
+    assert {head.stage for head in choice.heads} == {"decoder"}
+    assert len(choice.heads) == len(gates.closed())
+    with pytest.raises(ManyheadsError, match="no gate closed at a penalty of 0"):
+        closed_by_gates(model, train_gates(model, [ids], penalty=0.0, steps=8))
+
+
+@pytest.mark.parametrize(("text", "heads"), [("12", 12), ("20%", 54), ("33.3%", 89), ("0.4%", 1)])
+def test_budgets(text: str, heads: int) -> None:
+    assert budget_heads(text, 270) == heads
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "0.1%", "270", "100%", "1.5", "many", "-3", "5 %%", ""])
+def test_budgets_that_are_none(text: str) -> None:
+    with pytest.raises(ManyheadsError, match="--budget"):
+        budget_heads(text, 270)
