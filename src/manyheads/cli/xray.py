@@ -14,7 +14,10 @@ from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from manyheads.report import Report
+    from manyheads.report.html import Widget
 
 __all__ = ["configure", "run"]
 
@@ -33,6 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="NAME", default="cpu", help="where torch runs it: cpu, cuda, mps (default cpu)"
     )
     parser.add_argument("--threads", metavar="N", default="", help="threads of torch (default: one for each free core)")
+    parser.add_argument("--exact", action="store_true", help="take every head out, not only those at either end")
+    parser.add_argument(
+        "--map-tokens", metavar="N", default="2048", help="show where heads look in N tokens (default 2048)"
+    )
+    parser.add_argument("--conllu", metavar="FILE", default="", help="sentences with gold heads, for syntactic roles")
+    parser.add_argument("--no-heads", action="store_true", help="leave the heads out: cost, parameters, text, cache")
     add_seed(parser)
     add_json(parser)
     parser.add_argument(
@@ -51,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if tokens < 2:
         raise ManyheadsError("--tokens 1: the first token is never scored, so at least 2 are needed")
     threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
+    map_tokens = quantities.positive("--map-tokens", options.map_tokens, 32_768)
     contexts = tuple(quantities.contexts(options.context)) if options.context else ()
     if options.dtype not in DTYPES:
         raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
@@ -61,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     for package in ("torch", "transformers", "jinja2"):
         need(package, to="run a model and show it")
 
+    from manyheads.heads.section import HeadsSection
     from manyheads.models.xray import Request, xray
 
     request = Request(
@@ -68,8 +79,9 @@ def run(options: argparse.Namespace) -> int:
         threads=threads, dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed,
         command=_command(options),
     )  # fmt: skip
-    report = xray(request, say=lambda text: progress(f"{time.perf_counter() - began:6.1f} s  {text}"))
-    _write(report, targets)
+    heads = [] if options.no_heads else [HeadsSection(options.exact, map_tokens, options.conllu)]
+    report = xray(request, say=lambda text: progress(f"{time.perf_counter() - began:6.1f} s  {text}"), sections=heads)
+    _write(report, targets, [widget for section in heads for widget in section.widgets(report.data["heads"])])
     options.output = None  # it named a folder for the files; the report itself goes to stdout
     emit(report, options)
     return 0 if report.data["agrees"] else 1
@@ -104,14 +116,14 @@ def _starts_with(path: str, sign: str) -> bool:
     return sign in start or not start.strip()
 
 
-def _write(report: Report, targets: tuple[str, str]) -> None:
+def _write(report: Report, targets: tuple[str, str], widgets: Sequence[Widget]) -> None:
     """Both files, or neither: where the second fails, the first is as it was."""
     from manyheads.models.xray_page import page
     from manyheads.report.files import write_whole
     from manyheads.report.jsonform import dumps
 
     json_path, html_path = targets
-    texts = dumps(report), page(report)
+    texts = dumps(report), page(report, widgets=widgets)
     before = _content(json_path)
     write_whole(json_path, texts[0])
     try:
@@ -136,7 +148,7 @@ def _content(path: str) -> bytes | None:
 def _command(options: argparse.Namespace) -> str:
     """The command as it could be typed again: what is not at its default."""
     words = ["manyheads", "xray", *([options.model] if options.model else [])]
-    defaults = {"tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "bos": False}
+    defaults = {"tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "map_tokens": "2048"}
     for name in (
         "revision",
         "assume",
@@ -147,10 +159,15 @@ def _command(options: argparse.Namespace) -> str:
         "dtype",
         "device",
         "threads",
+        "exact",
+        "map_tokens",
+        "conllu",
+        "no_heads",
         "seed",
         "output",
     ):
         value = getattr(options, name)
         if value and value != defaults.get(name):
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
     return shlex.join(words)

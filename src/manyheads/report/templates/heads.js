@@ -11,7 +11,8 @@
   let number = -1, row = 0, map = null, lit = [];
 
   const share = (byte) => (byte / 255) ** 2;
-  const percent = (weight) => weight >= 0.0995 ? `${Math.round(weight * 100)}%` : `${(weight * 100).toFixed(1)}%`;
+  const percent = (weight) =>
+    weight >= 0.0995 ? `${Math.round(weight * 100)}%` : weight < 0.0005 ? "<0.1%" : `${(weight * 100).toFixed(1)}%`;
   const printed = (text) => text.replace(/\n/g, "⏎\n") || "·";
   const colour = (name) => getComputedStyle(view).getPropertyValue(name).trim();
 

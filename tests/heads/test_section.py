@@ -1,0 +1,198 @@
+"""The heads in an x-ray: the tables, the object, what is said where a part cannot be had, and that the page holds them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("jinja2")
+
+import torch
+
+import tiny_models
+from manyheads.heads.section import HeadsSection
+from manyheads.heads.section_tables import BUDGET, MATTER, ROLES, tables
+from manyheads.models.reading import shipped_text
+from manyheads.models.xray import Request, xray
+from manyheads.models.xray_page import page
+from manyheads.report.jsonform import dumps
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(section, report) of a tiny model of a family, each made once."""
+    root, kept = tmp_path_factory.mktemp("models"), {}
+
+    def of(family: str, tokens: int = 400, **options):
+        key = family, tokens, *options.items()
+        if key not in kept:
+            folder = root / family
+            if not folder.exists():
+                tiny_models.save(family, folder)
+            section = HeadsSection(**options)
+            request = Request(str(folder), shipped_text(), tokens=tokens, threads=1)
+            kept[key] = section, xray(request, sections=[section])
+        return kept[key]
+
+    return of
+
+
+def table(report, question: str):
+    return next(table for table in report.tables if table.question == question)
+
+
+def test_every_head_is_scored_and_tables_are_made_of_the_object(made) -> None:
+    _, report = made("llama")
+    data = json.loads(dumps(report))["heads"]
+    addresses = [f"{layer}:{head}" for layer in range(2) for head in range(4)]
+    assert [row["head"] for row in data["importance"]["heads"]] == addresses
+    assert set(data["roles"]["labels"]) == set(addresses)
+    assert (data["importance"]["windows"], data["importance"]["exact_windows"]) == (16, 8)
+    assert data["importance"]["method"] == "first-order"
+    assert tables(data) == tuple(table(report, question) for question in (ROLES, MATTER, BUDGET))
+    assert data["maps"] | {"seconds": 0} == {
+        "reason": "", "tokens": 64, "heads": 8, "rows": 272, "keys": 12, "blocks": 64, "seconds": 0,
+    }  # fmt: skip
+
+
+def test_what_can_go_is_judged_on_two_texts_in_two_ways(made) -> None:
+    _, report = made("llama")
+    rows = report.data["heads"]["removable"]["texts"]
+    assert [(row["text"], row["how"]) for row in rows] == [
+        ("the first half of the text", "zero"), ("the first half of the text", "mean"),
+        ("the second half", "zero"), ("the second half", "mean"),
+    ]  # fmt: skip
+    for row in rows:
+        assert 0 <= row["low"] <= row["heads"] <= row["high"] <= row["total"] == 8
+        assert len(row["counts"]) == len(row["losses"])
+    notes = " ".join(table(report, BUDGET).notes)
+    assert "no head is chosen on the text that it is judged by" in notes
+
+
+def test_heads_are_ordered_on_the_other_half() -> None:
+    """Importance that differs between halves: the order for a half comes from the scores of the other."""
+    from manyheads.heads import section as room
+    from manyheads.heads.places import Place
+    from manyheads.heads.scores import Importance
+
+    by_batch = torch.tensor([[[1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0]], [[9.0, 8.0, 7.0]]], dtype=torch.float64)
+    found = Importance(
+        "first-order", by_batch.mean(0), torch.zeros(1, 3, dtype=torch.bool), 1.0, (Place("a", 0, "", 3, 3),), by_batch,
+        torch.ones(3) / 3, 0.0,
+    )  # fmt: skip
+    assert [head.head for head in room._order(found, 2, first=True)] == [0, 1, 2]
+    assert [head.head for head in room._order(found, 2, first=False)] == [2, 1, 0]
+
+
+def test_only_the_ends_are_exact_unless_all_are_asked_for(made) -> None:
+    _, some = made("qwen3", tokens=200)
+    assert some.data["heads"]["importance"]["exact_heads"] == 8  # it has no more heads than that
+    _, every = made("llama", tokens=200, exact=True)
+    own = every.data["heads"]["importance"]
+    assert (own["method"], own["exact_heads"]) == ("mean", 8)
+    assert all(row["score"] == row["loss_without"] for row in own["heads"])
+    assert "by exact ablation" in " ".join(table(every, BUDGET).notes)
+
+
+def test_extremes_are_the_highest_and_the_lowest() -> None:
+    from manyheads.heads import section as room
+    from manyheads.heads.places import Place
+    from manyheads.heads.scores import Importance
+
+    scores = torch.arange(40.0, dtype=torch.float64)[None]
+    found = Importance(
+        "first-order", scores, torch.zeros(1, 40, dtype=torch.bool), 1.0, (Place("a", 0, "", 40, 40),), scores[None],
+        torch.ones(1), 0.0,
+    )  # fmt: skip
+    assert [head.head for head in room._extremes(found)] == [*range(8), *range(32, 40)]
+
+
+def test_the_page_holds_the_grids_and_the_maps(made) -> None:
+    section, report = made("llama")
+    text = page(report, widgets=section.widgets(report.data["heads"]))
+    assert text.count('class="heads-grid"') == 2
+    assert len(re.search(r'id="heads-maps">([^<]*)<', text).group(1).split()) == 8
+    assert (
+        text.index("What does each head do?</h2>")
+        < text.index('id="heads-view"')
+        < text.index("Which heads matter?</h2>")
+    )
+
+
+def test_an_encoder_has_roles_and_maps_and_says_why_it_has_no_importance(made) -> None:
+    section, report = made("bert")
+    data = report.data["heads"]
+    assert "sees both sides" in data["importance"]["reason"]
+    assert data["removable"]["reason"] == data["importance"]["reason"]
+    assert (data["roles"]["reason"], data["maps"]["reason"]) == ("", "")
+    assert table(report, MATTER).rows[1] == ("why", data["importance"]["reason"])
+    assert page(report, widgets=section.widgets(data)).count('class="heads-grid"') == 1
+
+
+def test_an_encoder_decoder_has_maps_of_all_three_stages(made) -> None:
+    section, report = made("t5")
+    data = report.data["heads"]
+    assert data["maps"]["heads"] == 4 * (2 + 3 + 3)
+    text = page(report, widgets=section.widgets(data))
+    assert 'data-head="cross/2:3"' in text
+
+
+def test_a_model_of_sound_says_that_it_reads_no_text(made) -> None:
+    _, report = made("whisper")
+    data = report.data["heads"]
+    assert "input_features" in data["maps"]["reason"]
+    assert data["roles"]["reason"]
+    assert report.data["agrees"] is True
+
+
+def test_without_a_tokenizer_each_part_says_why(tmp_path) -> None:
+    section = HeadsSection()
+    folder = tiny_models.save("llama", tmp_path / "mute", tokenizer=False)
+    report = xray(Request(str(folder), shipped_text(), tokens=100, threads=1), sections=[section])
+    data = report.data["heads"]
+    for part in ("roles", "importance", "removable", "maps"):
+        assert "no tokenizer" in data[part]["reason"]
+    assert section.widgets(data) == ()
+    assert page(report).count("no tokenizer") >= 3
+
+
+def test_a_text_too_short_for_windows_says_how_much_is_needed(made) -> None:
+    _, report = made("llama", tokens=40)
+    assert (
+        "20 tokens; importance needs two windows of 16 in each, 64 tokens in all"
+        in report.data["heads"]["importance"]["reason"]
+    )
+
+
+def test_a_bos_is_in_the_windows_and_scores_the_same_tokens(tmp_path) -> None:
+    from manyheads.heads.section import _after_bos, _windows
+
+    windows = _windows(list(range(10, 50)), front=[1], room=64)
+    assert all(window[0, 0] == 1 for window in windows)
+    logits = torch.randn(1, 6, 90, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[1, 5, 6, 7, 8, 9]])
+
+    class Out:
+        pass
+
+    out = Out()
+    out.logits = logits
+    loss, count = _after_bos(out, {"input_ids": ids})
+    by_hand = -sum(logits[0, t - 1].log_softmax(-1)[ids[0, t]] for t in range(2, 6)) / 4
+    assert count == 4
+    assert float(loss) == pytest.approx(float(by_hand))
+
+
+def test_the_object_is_documented_key_by_key(made) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "xray-json.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z_0-9]+)(?:\[\])?`", text))
+    data = made("llama")[1].data["heads"]
+    parts = [data, data["roles"], data["importance"], data["removable"], data["maps"], data["roles"]["roles"][0]]
+    parts += [data["importance"]["heads"][0], data["removable"]["texts"][0], data["roles"]["not_tested"][0]]
+    parts += [{"score": 0, "control": 0, "low": 0, "high": 0, "q_value": 0, "detail": 0, "head": 0}]
+    assert {key for part in parts for key in part} - documented == set()
