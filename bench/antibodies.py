@@ -20,7 +20,7 @@ import transformers
 PACKAGE = "antiberty"
 SHA256 = "f1ae33eac8cc8784"  # how that of the weights starts
 INSTALL = "pip install --no-deps --only-binary :all: antiberty==0.1.3"
-APART = 8  # one residue in eight is hidden at a time
+APART = 6  # one residue in six is hidden at a time, about as many as in its training
 
 # Heavy and light chain of each, the light ones all kappa.
 ANTIBODIES = {
@@ -31,10 +31,6 @@ ANTIBODIES = {
     "adalimumab": (
         "EVQLVESGGGLVQPGRSLRLSCAASGFTFDDYAMHWVRQAPGKGLEWVSAITWNSGHIDYADSVEGRFTISRDNAKNSLYLQMNSLRAEDTAVYYCAKVSYLSTASSLDYWGQGTLVTVSS",
         "DIQMTQSPSSLSASVGDRVTITCRASQGIRNYLAWYQQKPGKAPKLLIYAASTLQSGVPSRFSGSGSGTDFTLTISSLQPEDVATYYCQRYNRAPYTFGQGTKVEIK",
-    ),
-    "bevacizumab": (
-        "EVQLVESGGGLVQPGGSLRLSCAASGYTFTNYGMNWVRQAPGKGLEWVGWINTYTGEPTYAADFKRRFTFSLDTSKSTAYLQMNSLRAEDTAVYYCAKYPHYYGSSHWYFDVWGQGTLVTVSS",
-        "DIQMTQSPSSLSASVGDRVTITCSASQDISNYLNWYQQKPGKAPKVLIYFTSSLHSGVPSRFSGSGSGTDFTLTISSLQPEDFATYYCQQYSTVPWTFGQGTKVEIK",
     ),
     "nivolumab": (
         "QVQLVESGGGVVQPGRSLRLDCKASGITFSNSGMHWVRQAPGKGLEWVAVIWYDGSKRYYADSVKGRFTISRDNSKNTLFLQMNSLRAEDTAVYYCATNDDYWGQGTLVTVSS",
@@ -83,7 +79,7 @@ def vocabulary() -> dict[str, int]:
 
 
 def hidden(sequence: str, words: dict[str, int]) -> dict[str, torch.Tensor]:
-    """A batch of a sequence: in row r every residue r, r + 8, r + 16, ... is hidden and to be guessed."""
+    """A batch of a sequence: in row r the residues r, r + APART, r + 2 APART ... are hidden and to be guessed."""
     ids = torch.tensor([words["[CLS]"], *(words[residue] for residue in sequence), words["[SEP]"]])
     rows, labels = ids.repeat(APART, 1), torch.full((APART, len(ids)), -100)
     for row in range(APART):

@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,17 +76,20 @@ def main() -> int:
     heads, forward = len(found.heads()), statistics.median(before + after)
     ratio = found.seconds / (heads * forward)
     first = importance(loaded.model, [ids])
+    slopes = replace(first, scores=-first.slopes)
     print(
-        f"{heads} heads, {ids.shape[1]} tokens, {asked.threads} threads; scores as by full forwards within {difference:.0e} nats"
+        f"{heads} heads, {ids.shape[1]} tokens, {asked.threads} threads; "
+        f"scores as by full forwards within {difference:.0e} nats"
+    )
+    print(f"a full forward with its loss: {forward:.3f} s ({min(before + after):.3f} to {max(before + after):.3f})")
+    print(
+        f"all heads, {asked.how} ablation: {found.seconds:.1f} s, {ratio:.1%} of a full forward a head (at most {MOST:.0%})"
     )
     print(
-        f"a full forward with its loss: {forward:.3f} s (median of {len(before + after)}, {min(before + after):.3f} to {max(before + after):.3f})"
-    )
-    print(
-        f"all heads, {asked.how} ablation: {found.seconds:.1f} s: {ratio:.1%} of a full forward a head (at most {MOST:.0%})"
-    )
-    print(
-        f"first-order scores of all: {first.seconds:.2f} s, {first.seconds / forward:.1f} forwards; rank correlation with the ablation {rank_correlation(first, found):.2f}"
+        f"first-order scores of all: {first.seconds:.2f} s, {first.seconds / forward:.1f} forwards; rank correlation with "
+        f"the ablation {rank_correlation(first, found):.2f}, with its size "
+        f"{rank_correlation(first, replace(found, scores=found.scores.abs())):.2f}, "
+        f"of signed slopes with it {rank_correlation(slopes, found):.2f}"
     )
     return 0 if ratio <= MOST else 1
 

@@ -116,6 +116,20 @@ def test_o73_without_gradients_it_says_so() -> None:
             assert importance(model, [ids], method="zero", heads={0: [1]}).exact.sum() == 1
 
 
+def test_a_model_made_under_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        model = build("gpt2")
+    with pytest.raises(ManyheadsError, match=r"loaded under torch\.inference_mode"):
+        importance(model, inputs("gpt2"))
+
+
+def test_one_batch_may_stand_for_a_list_of_one() -> None:
+    model, ids = build("gpt2"), inputs("gpt2")["input_ids"]
+    wanted = importance(model, [{"input_ids": ids}]).scores
+    for batches in (ids, {"input_ids": ids}, ids.tolist()[:2]):
+        assert torch.allclose(importance(model, batches).scores, wanted, rtol=1e-5)
+
+
 def test_a_model_in_training_is_measured_without_dropout_and_goes_on_as_it_was() -> None:
     model, ids = build("gpt2", attn_pdrop=0.5, resid_pdrop=0.5), inputs("gpt2")["input_ids"]
     wanted = importance(model, [ids])

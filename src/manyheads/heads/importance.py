@@ -125,7 +125,7 @@ def _slopes(model: Any, value: Tensor, ones: _Ones) -> dict[str, Tensor]:
     else:
         value.backward(inputs=factors)
     zero = {path: torch.zeros_like(one) for path, one in ones.ones.items()}
-    return {path: (one.grad if one.grad is not None else zero[path]).double().cpu() for path, one in ones.ones.items()}
+    return {path: (one.grad if one.grad is not None else zero[path]).cpu().double() for path, one in ones.ones.items()}
 
 
 def _table(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.batches import prepared
+from manyheads.heads.batches import lazily, prepared
 
 __all__ = ["Batch", "Metric", "as_batches", "measured", "metric_of", "next_token_loss"]
 
@@ -25,7 +25,7 @@ _IGNORED = -100  # the label that transformers does not score
 
 def as_batches(model: Any, batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]]) -> list[Batch]:
     """Batches on the device of the model; a tensor or a list of token ids stands for {"input_ids": ...}."""
-    found = [_batch(model, batch) for batch in batches]
+    found = [_batch(model, batch) for batch in lazily(batches)]
     if not found:
         raise ManyheadsError("no text was given; at least one batch of two tokens is needed")
     return found

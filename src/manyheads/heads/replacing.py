@@ -50,7 +50,8 @@ class Means:
 
     def __call__(self, call: Call, out: Tensor) -> None:
         real = real_positions(self.batch, call, self._stages[call.path])
-        total = torch.einsum("bhtv,bt->hv", out.double(), real.double())
+        wide = torch.float32 if out.device.type == "mps" else torch.float64  # which Apple's GPUs do not have
+        total = torch.einsum("bhtv,bt->hv", out.to(wide), real.to(wide))
         known = self._sums.get(call.path)
         self._sums[call.path] = total if known is None else known + total
         self._counts[call.path] = self._counts.get(call.path, 0) + int(real.sum())
