@@ -51,6 +51,7 @@ def test_several_pieces_and_a_frame(wordpiece: Any) -> None:
 
 
 def test_a_word_of_stripped_characters_has_no_piece(wordpiece: Any) -> None:
+    """Case O91."""
     text = "the \u200b\u0007 cat"
     one = align(wordpiece, text, [(0, 3), (4, 6), (7, 10)])
     assert one.ids == (4, 5)
@@ -115,6 +116,7 @@ def words(*names: str) -> Any:
 
 
 def test_each_axis_has_the_names_of_its_own_vocabulary() -> None:
+    """Case O90."""
     both = words("?", "dog", "house"), words("?", "Hund", "Haus")
     assert axis_labels(both, [1, 2], [2], stage="cross") == (["Hund", "Haus"], ["house"])
     assert axis_labels(both, [1], [2], stage="decoder") == (["Hund"], ["Haus"])

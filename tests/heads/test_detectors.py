@@ -66,7 +66,7 @@ def test_a_sink_proves_nothing_about_the_pair() -> None:
 
 @pytest.mark.parametrize("visible", [CAUSAL, ALL])
 def test_a_head_that_looks_everywhere_plays_no_role(visible: torch.Tensor) -> None:
-    """However large the set of keys: its share is what it would get by chance."""
+    """Case O93: however large the set of keys, its share is what it would get by chance."""
     weights = uniform(visible)
     everything = torch.ones(1, T, dtype=torch.bool)
     score, null = against_random_keys(weights, visible, everything)

@@ -131,7 +131,7 @@ def test_what_stands_before_the_text_is_recorded(report: RoleReport, planted: An
 
 
 def test_induction_with_and_without_a_mark_before_the_blocks(planted: Any, tokenizer: Any) -> None:
-    """The head that spreads evenly gives 1 / keys; 64 positions hold two blocks of 32, or a mark and two of 31."""
+    """Case O92. The head that spreads evenly gives 1 / keys; 64 positions hold two blocks of 32, or a mark and two of 31."""
     for bos, first, last in ((False, 32, 63), (True, 32, 62)):
         _, scores = induction(planted, tokenizer, around=frame(tokenizer, bos=bos), sequences=4)
         expected = sum(1 / (query + 1) for query in range(first, last + 1)) / (last - first + 1)
@@ -144,6 +144,20 @@ def test_short_texts_are_said_and_not_judged(planted: Any, tokenizer: Any) -> No
     why = dict(report.not_tested)
     assert "expected at least 8" in why["previous token"]
     assert not any(one.name == "positional" for one in report.evidence)
+
+
+def test_models_that_read_few_tokens_at_once(tokenizer: Any, text: str) -> None:
+    """Sentences that are too long for the model are left out and said, blocks and windows are shorter."""
+    report = roles(model_of("gpt2", n_positions=12), tokenizer, texts=text)
+    assert report.window_tokens == 12
+    assert "coreference" in dict(report.not_tested)
+    assert {one.name for one in report.evidence} >= {"previous token", "induction"}
+
+
+def test_a_text_of_two_tokens_is_read(planted: Any, tokenizer: Any) -> None:
+    report = roles(planted, tokenizer, texts="the cat")
+    assert (report.windows, report.window_tokens) == (1, 2)
+    assert {one.name for one in report.evidence} == {"induction", "coreference"}
 
 
 @pytest.mark.parametrize("texts", ["", "a", [], ["the cat sat", "a"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 
@@ -31,7 +32,14 @@ def test_binomial_tail_by_counting() -> None:
     assert binomial_tail(8, 10) == pytest.approx(56 / 1024)  # 45 + 10 + 1 ways of 2^10
     assert binomial_tail(0, 10) == 1.0
     assert binomial_tail(2, 3, share=1 / 3) == pytest.approx(7 / 27)
-    assert binomial_tail(900, 1000) < 1e-150
+    assert binomial_tail(10, 10) == pytest.approx(2**-10)
+    assert binomial_tail(1, 1000) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(510, 1000), (600, 1000), (900, 1000), (3, 40)])
+def test_binomial_tail_in_whole_numbers(successes: int, trials: int) -> None:
+    exact = Fraction(sum(math.comb(trials, k) for k in range(successes, trials + 1)), 2**trials)
+    assert binomial_tail(successes, trials) == pytest.approx(float(exact), rel=1e-9)
 
 
 @pytest.mark.parametrize(

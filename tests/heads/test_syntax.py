@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
 np = pytest.importorskip("numpy")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.alignment import Aligned  # noqa: E402
-from manyheads.heads.conllu import Sentence  # noqa: E402
-from manyheads.heads.syntax import Hits, _instances, _right, judge  # noqa: E402
+from manyheads.heads.alignment import Aligned, frame  # noqa: E402
+from manyheads.heads.conllu import Sentence, parse_conllu  # noqa: E402
+from manyheads.heads.syntax import Hits, _instances, _right, collect, judge  # noqa: E402
+from tiny_transformers import build  # noqa: E402
 
 
 def test_the_most_attended_word_is_compared_with_the_tree() -> None:
@@ -82,3 +87,73 @@ def test_relations_with_few_instances_are_not_judged() -> None:
 def test_halves_must_not_overlap() -> None:
     with pytest.raises(ManyheadsError, match="two separate sets"):
         judge(made([-1] * 6, [[True] * 6]), chosen_on=range(4), scored_on=range(3, 6))
+
+
+def sentences(count: int) -> tuple[Sentence, ...]:
+    """Random trees over random words, one word in eight made of characters that the tokenizer drops."""
+    rng = random.Random(count)
+    made = []
+    for _ in range(count):
+        length = rng.randint(3, 9)
+        words = ["\u200b" if rng.random() < 1 / 8 else f"w{rng.randrange(40)}" for _ in range(length)]
+        lines = [
+            f"{at + 1}\t{word}\t_\t_\t_\t_\t{0 if at == 0 else rng.randint(1, at)}\t{rng.choice(('obj', 'nmod:of'))}\t_\t_"
+            for at, word in enumerate(words)
+        ]
+        made += parse_conllu("\n".join(lines))
+    return tuple(made)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    names = ["[PAD]", "[CLS]", "[SEP]", "?", *(f"w{number}" for number in range(40))]
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="?"))
+    made.normalizer = tokenizers.normalizers.BertNormalizer()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5"])
+def test_collected_as_from_the_matrices_of_eager_attention(family: str, tokenizer: Any) -> None:
+    """Case O91: words of which nothing is left are no instance, and shift no other word's pieces."""
+    model = build(family)
+    asked, around = sentences(12), frame(tokenizer)
+    hits = collect(model, tokenizer, asked, around=around)
+    assert {head.stage for head in hits.heads} == {"encoder" if family == "t5" else ""}
+    body = model.get_encoder() if family == "t5" else model
+    dropped = 0
+    for number in set(hits.sentence.tolist()):
+        sentence = asked[number]
+        kept = [at for at, word in enumerate(sentence.words) if word != "\u200b"]
+        dropped += len(sentence.words) - len(kept)
+        ids = tokenizer(" ".join(sentence.words[at] for at in kept), return_tensors="pt").input_ids
+        assert ids.shape[1] == len(kept) + 2
+        with torch.no_grad():
+            layers = body(input_ids=ids, output_attentions=True).attentions
+        of_it = np.flatnonzero(hits.sentence == number)
+        pairs = [(at, head) for at, head in enumerate(sentence.heads) if head >= 0 and {at, head} <= set(kept)]
+        assert len(of_it) == len(pairs)
+        for instance, (word, governor) in zip(of_it, pairs, strict=True):
+            for head, address in enumerate(hits.heads):
+                weights = layers[address.layer][0, address.head, 1:-1, 1:-1].clone().fill_diagonal_(-1.0)
+                for direction, (start, end) in enumerate(((word, governor), (governor, word))):
+                    if hits.counted[instance, direction]:
+                        most = kept[int(weights[kept.index(start)].argmax())]
+                        assert bool(hits.right[instance, head, direction]) == (most == end)
+            assert hits.counted[instance].tolist() == (
+                [governor < word, word < governor] if family == "llama" else [True] * 2
+            )
+            assert hits.offset[instance] == governor - word
+    assert dropped > 0
+    assert set(hits.relation.tolist()) == {"obj", "nmod"}
+
+
+def test_sentences_longer_than_the_model_reads_are_left_out(tokenizer: Any) -> None:
+    long = parse_conllu("\n".join(f"{at}\tw1\t_\t_\t_\t_\t{at - 1}\tobj\t_\t_" for at in range(1, 1_500)))
+    model = build("bert", max_position_embeddings=20)
+    assert collect(model, tokenizer, (*sentences(4), *long), around=frame(tokenizer)).skipped == 1
+    with pytest.raises(ManyheadsError, match="none of the 1 sentences"):
+        collect(model, tokenizer, long, around=frame(tokenizer))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from manyheads.heads.address import Head
 from manyheads.heads.alignment import Aligned, Frame, align
-from manyheads.heads.watching import Batch, Look, watch
+from manyheads.heads.watching import Batch, Look, longest_text, watch
 
 __all__ = ["Reading", "coreference", "readings"]
 
@@ -79,13 +79,19 @@ def _split(template: str) -> tuple[str, str, str, str]:
 
 def coreference(model: Any, tokenizer: Any, *, around: Frame = Frame()) -> tuple[tuple[Head, ...], np.ndarray]:  # noqa: B008
     """(heads, array (units, heads, 2)): the weight from the pronoun to its antecedent, and to the distractor; NaN where the
-    tokenizer makes no piece of one of the three words.
+    tokenizer makes no piece of one of the three words, or where the model cannot read so many tokens; no heads where it can read
+    none of the sentences.
     """
     asked = readings()
     aligned = [
         align(tokenizer, one.text, (one.pronoun, one.antecedent, one.distractor), around=around) for one in asked
     ]  # fmt: skip
-    order = sorted(range(len(asked)), key=lambda at: len(aligned[at].ids))
+    longest = longest_text(model, max(len(one.ids) for one in aligned))
+    order = sorted(
+        (at for at in range(len(asked)) if len(aligned[at].ids) <= longest), key=lambda at: len(aligned[at].ids)
+    )
+    if not order:
+        return (), np.empty((UNITS, 0, 2))
     groups = [list(group) for _, group in itertools.groupby(order, key=lambda at: len(aligned[at].ids))]
     batches = [
         Batch(torch.tensor([aligned[at].ids for at in group]), context=[aligned[at] for at in group])
@@ -96,7 +102,7 @@ def coreference(model: Any, tokenizer: Any, *, around: Frame = Frame()) -> tuple
         return torch.stack([_weights(look.weights[i], one) for i, one in enumerate(batch.context)])
 
     heads, found = watch(model, batches, measure, encoder_only=True)
-    scores = np.empty_like(found)
+    scores = np.full((len(asked), *found.shape[1:]), np.nan)
     scores[order] = found
     return heads, scores.reshape(UNITS, _READINGS, *scores.shape[1:]).mean(1)
 

@@ -86,9 +86,14 @@ class Evidence:
 
     def role(self, at: int) -> Role:
         """What is said of the head at this place of `heads`."""
-        values = [float(each[at]) for each in (
-            self.chosen, self.score, self.null, self.low, self.high, self.p_value, self.q_value)]  # fmt: skip
-        return Role(self.name, self.heads[at], *values, self.detail[at], self._verdict(values))
+        chosen, score, null, low, high, p_value, q_value = (
+            float(each[at])
+            for each in (self.chosen, self.score, self.null, self.low, self.high, self.p_value, self.q_value)
+        )
+        verdict = self._verdict(score, null, p_value=p_value, q_value=q_value)
+        return Role(
+            self.name, self.heads[at], chosen, score, null, low, high, p_value, q_value, self.detail[at], verdict
+        )  # fmt: skip
 
     def ranked(self) -> list[int]:
         """The places of the heads that could be tested, the clearest first by the half that choices were made on."""
@@ -96,8 +101,7 @@ class Evidence:
         tested = [at for at in range(len(self.heads)) if not math.isnan(self.p_value[at])]
         return sorted(tested, key=lambda at: -float(ahead[at]))
 
-    def _verdict(self, values: Sequence[float]) -> str:
-        _, score, null, _, _, p_value, q_value = values
+    def _verdict(self, score: float, null: float, *, p_value: float, q_value: float) -> str:
         if math.isnan(p_value):
             return _NOT_TESTED
         if not q_value <= self.fdr or score <= null:

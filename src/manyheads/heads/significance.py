@@ -30,15 +30,11 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 def binomial_tail(successes: int, trials: int, *, share: float = 0.5) -> float:
-    """P(X >= successes) for X of `trials` draws that each succeed with probability `share`; exact but for rounding."""
+    """P(X >= successes) for X of `trials` draws that each succeed with probability `share`: the regularised incomplete beta
+    I_share(successes, trials - successes + 1) (DLMF 8.17.5)."""
     if successes <= 0:
         return 1.0
-    logs = [
-        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
-        + k * math.log(share) + (trials - k) * math.log1p(-share)
-        for k in range(successes, trials + 1)
-    ]  # fmt: skip
-    return min(1.0, math.fsum(math.exp(log) for log in logs))
+    return _incomplete_beta(share, successes, trials - successes + 1)
 
 
 def unit_mean(values: np.ndarray) -> np.ndarray:
