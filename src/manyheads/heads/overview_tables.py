@@ -12,7 +12,9 @@ from manyheads.report.value import Column, Report, Table
 
 __all__ = ["as_csv", "report"]
 
-_MASSES = ("first", "self", "previous", "next", "duplicate", "induction", "delimiters", "rare")
+_SHOWN = {
+    "first": "first", "self": "self", "previous": "prev.", "next": "next", "duplicate": "dup.", "induction": "ind.",
+}  # fmt: skip
 _PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
 _MOST_A_ROLE = 3
 _NEAREST_SHOWN = 8
@@ -22,32 +24,37 @@ def report(told: Mapping[str, Any]) -> Report:
     """What is printed of what `heads.overview.overview` tells: all heads, or one in detail."""
     text = told["text"]
     title = f"{told['model']}: {len(told['heads'])} heads on {text['tokens']:,} tokens of {text['name']}"
-    tables = [_all_heads(told), *_clearest(told)] if told["one"] is None else [_one_head(told), _distances(told)]
-    if told["one"] is not None and told["roles"] is not None:
-        tables.append(_its_roles(told))
-    return Report(title, tuple(tables), told, tuple(_notes(told)), _next(told))
+    if told["one"] is None:
+        tables = [_all_heads(told), *_clearest(told)]
+    else:
+        tables = [_one_head(told), _distances(told), *([_its_roles(told)] if told["roles"] is not None else [])]
+    return Report(title, tuple(table for table in tables if table.rows), told, tuple(_notes(told)), _next(told))
 
 
 def _all_heads(told: Mapping[str, Any]) -> Table:
-    names = [name for name in _MASSES if any(head["mass"].get(name) is not None for head in told["heads"])]
-    columns = [Column("head"), Column("role"), Column("importance", "right")]
-    columns += [Column(name, "right") for name in (*names, "entropy", "distance", "strongest at")]
-    rows = [
-        (head["head"], head["role"], _small(head["importance"]), *(_share(head["mass"][name]) for name in names),
-         _two(head["entropy"]), _one_digit(head["distance"]), _strongest(head))
-        for head in told["heads"]
-    ]  # fmt: skip
-    for at, stage in enumerate(dict.fromkeys(head["stage"] for head in told["heads"])):
+    names = [name for name in _SHOWN if any(head["mass"].get(name) is not None for head in told["heads"])]
+    names = [name for name in names if name != "induction" or "next" not in names]  # six would not fit into 80 columns
+    most = max((abs(head["importance"]) for head in told["heads"] if head["importance"] is not None), default=0.0)
+    columns = [Column("head"), Column("role"), *([Column("matters", "right")] if most else [])]
+    columns += [Column(name, "right") for name in (*(_SHOWN[name] for name in names), "strongest")]
+    rows = []
+    for stage in dict.fromkeys(head["stage"] for head in told["heads"]):
         chance = next(row for row in told["chance"] if row["stage"] == stage)
-        name = "chance" if not stage else f"chance, {stage}"
-        rows.insert(at, (name, "", "", *(_share(chance["mass"][n]) for n in names), _two(chance["entropy"]),
-                         _one_digit(chance["distance"]), ""))  # fmt: skip
-    notes = (
-        "shares of attention: mean over the queries that see such a key; chance: of a head to which all keys are alike "
-        "(the first layer's, where windows differ)",
-        "strongest at: the distance to the query's strongest key in most cases, and in what share of them",
-    )
-    return Table("Where does each head look?", tuple(columns), tuple(rows), notes)
+        rows.append((stage, "chance", *([""] if most else []), *(_share(chance["mass"][name]) for name in names), ""))
+    for head in told["heads"]:
+        matters = [_percent(head["importance"], most)] if most else []
+        shares = [_share(head["mass"][name]) for name in names]
+        rows.append((head["head"], head["role"], *matters, *shares, _strongest(head)))
+    notes = [
+        "prev., dup., ind.: the token before, other keys of the query's own token, keys behind an earlier one of it",
+        "shares are means in % over the queries that see such a key",
+        "chance: of a head to which all keys are alike, in the first layer",
+        "strongest: the distance to the query's strongest key in most cases, and in what share of them",
+    ]
+    if most:
+        notes.insert(1, f"matters: importance ({told['importance']['method']}) in % of the largest, {most:.2e} nats")
+    notes.append("entropy, mean distance, spread, delimiters and rare tokens are in --csv, --json and --head")
+    return Table("Where does each head look?", tuple(columns), tuple(rows), tuple(notes))
 
 
 def _clearest(told: Mapping[str, Any]) -> list[Table]:
@@ -77,10 +84,12 @@ def _one_head(told: Mapping[str, Any]) -> Table:
     head = next(head for head in told["heads"] if head["head"] == told["one"]["head"])
     chance = next(row for row in told["chance"] if (row["stage"], row["layer"]) == (head["stage"], head["layer"]))
     rows = [
-        (name, _share(head["mass"][name]), _share(chance["mass"][name])) for name in head["mass"]
+        (f"{name}, %", _share(head["mass"][name]), _share(chance["mass"][name])) for name in head["mass"]
         if head["mass"][name] is not None
     ]  # fmt: skip
-    rows += [(name.replace("_", " "), _three(head[name]), _three(chance[name])) for name in _PLAIN]
+    rows += [
+        (name.replace("_", " "), _three(head[name]), _three(chance[name])) for name in _PLAIN if head[name] is not None
+    ]
     if head["importance"] is not None:
         order = sorted((other["importance"] for other in told["heads"]), reverse=True)
         rank = f"{order.index(head['importance']) + 1} of {len(order)}"
@@ -101,7 +110,8 @@ def _distances(told: Mapping[str, Any]) -> Table:
         name = f"{reach} or more {'before' if distance > 0 else 'after'}" if end else str(distance)
         rows.append((name, _share(share), _share(one["offsets_by_chance"][at]), _share(one["top_offsets"][at])))
     columns = (
-        Column("distance"), Column("attention", "right"), Column("by chance", "right"), Column("strongest key", "right"),
+        Column("distance"), Column("attention, %", "right"), Column("by chance, %", "right"),
+        Column("strongest key, %", "right"),
     )  # fmt: skip
     note = "distance: query minus key, 1 is the token before; all of them are in --json"
     return Table("At which distances?", columns, tuple(rows), (note,))
@@ -119,7 +129,8 @@ def _its_roles(told: Mapping[str, Any]) -> Table:
 
 def _notes(told: Mapping[str, Any]) -> list[str]:
     text = told["text"]
-    notes = [f"{text['windows']} windows of {text['window']:,} tokens; {text['around']}"]
+    windows = "1 window" if text["windows"] == 1 else f"{text['windows']:,} windows"
+    notes = [f"read in {windows} of {text['window']:,} tokens at most; {text['around']}"]
     if text["decoder_reads_the_same"]:
         notes.append("the decoder was given the text that the encoder read, one token later")
     if told["roles"] is None and told["without_roles"] != "not asked for":
@@ -161,21 +172,21 @@ def _cells(values: Sequence[Any]) -> list[Any]:
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}%"
+    return "" if value is None else f"{100 * value:.1f}"
 
 
 def _strongest(head: Mapping[str, Any]) -> str:
     if head["top_offset"] is None:
         return ""
-    return f"{head['top_offset']}, {100 * head['top_offset_share']:.0f}%"
+    return f"{head['top_offset']} ({100 * head['top_offset_share']:.0f}%)"
 
 
 def _small(value: float | None) -> str:
     return "" if value is None else f"{value:.2e}"
 
 
-def _one_digit(value: float | None) -> str:
-    return "" if value is None else f"{value:,.1f}"
+def _percent(value: float | None, whole: float) -> str:
+    return "" if value is None else f"{100 * value / whole:.1f}"
 
 
 def _two(value: float | None) -> str:

@@ -1,0 +1,188 @@
+"""`manyheads heads`: what it prints in its four forms, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_models
+from manyheads.cli.main import main
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("numba")
+
+TEXT = "the cat sat on the mat, and the dog ran after the cat. " * 6
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("tiny")
+
+    def folder(family: str) -> Path:
+        path = root / family
+        return path if path.exists() else tiny_models.save(family, path)
+
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "cats.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    status = main(["heads", *map(str, words)])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line that a request is refused with."""
+    status, out, err = run(capsys, *words)
+    assert status == 2
+    assert out == ""
+    line = err.splitlines()[-1]
+    assert line.startswith("manyheads: ")
+    assert "Traceback" not in err
+    return line
+
+
+def quick(capsys: pytest.CaptureFixture[str], model: Path, text: str, *words: str) -> tuple[int, str, str]:
+    return run(capsys, model, "--text", text, "--no-roles", "--threads", "1", "--window", "40", *words)
+
+
+def test_a_line_for_each_head_and_the_next_command(capsys: Any, tiny: Any, text: str) -> None:
+    status, out, err = quick(capsys, tiny("llama"), text)
+    assert status == 0
+    assert out.startswith("llama: 8 heads on ")
+    for address in ("0:0", "0:3", "1:0", "1:3"):
+        assert f"\n  {address} " in out
+    assert "matters: importance (first-order) in % of the largest" in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert out.splitlines()[-1].startswith(f"Next: manyheads heads {tiny('llama')} --head ")
+    assert "importance: first-order" in err
+
+
+def test_json_is_what_statistics_say(capsys: Any, tiny: Any, text: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from manyheads.heads.batches import windows
+    from manyheads.heads.statistics import statistics
+
+    status, out, _ = quick(capsys, tiny("llama"), text, "--json", "--importance", "none")
+    told = json.loads(out)
+    assert status == 0
+    assert told["schema"] == "manyheads.heads/1"
+    assert told["importance"] is told["roles"] is None
+    ids = AutoTokenizer.from_pretrained(tiny("llama"))(TEXT, add_special_tokens=False)["input_ids"]
+    found = statistics(AutoModelForCausalLM.from_pretrained(tiny("llama")), windows(ids, 40))
+    assert told["text"]["tokens"] == len(ids)
+    for head in told["heads"]:
+        at = head["layer"], head["number"]
+        assert head["mass"]["first"] == pytest.approx(found.mass["first"][at], abs=1e-6)
+        assert head["entropy"] == pytest.approx(found.entropy[at], abs=1e-5)
+    assert told["chance"][0]["mass"]["self"] == pytest.approx(found.chance.mass["self"][0, 0], abs=1e-6)
+
+
+def test_csv_to_stdout_and_to_a_file(capsys: Any, tiny: Any, text: str, tmp_path: Path) -> None:
+    status, out, _ = quick(capsys, tiny("llama"), text, "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert status == 0
+    assert [row["head"] for row in rows] == ["0:0", "0:1", "0:2", "0:3", "1:0", "1:1", "1:2", "1:3"]
+    assert all(0 < float(row["mass_first"]) < 1 and row["mass_next"] == "" for row in rows)
+    assert quick(capsys, tiny("llama"), text, "--csv", "--output", str(tmp_path / "heads.csv"))[:2] == (0, "")
+    assert (tmp_path / "heads.csv").read_text() == out
+
+
+def test_one_head_in_detail(capsys: Any, tiny: Any, text: str) -> None:
+    status, out, _ = quick(capsys, tiny("llama"), text, "--head", "L1H2")
+    assert status == 0
+    assert "Where does head 1:2 look?" in out
+    assert "At which distances?" in out
+    assert "rank " in out
+    status, out, _ = quick(capsys, tiny("llama"), text, "--head", "1:2", "--json")
+    one = json.loads(out)["one"]
+    assert len(one["offsets"]) == 2 * one["reach"] + 1
+    assert sum(one["offsets"]) == pytest.approx(1, abs=1e-5)
+    status, out, _ = quick(capsys, tiny("llama"), text, "--head", "1:2", "--csv")
+    assert [row["head"] for row in csv.DictReader(io.StringIO(out))] == ["1:2"]
+
+
+def test_an_encoder_and_an_encoder_decoder(capsys: Any, tiny: Any, text: str) -> None:
+    status, out, _ = quick(capsys, tiny("bert"), text)
+    assert status == 0
+    assert "importance was not measured" in out
+    status, out, _ = quick(capsys, tiny("t5"), text, "--json")
+    told = json.loads(out)
+    assert status == 0
+    assert {head["stage"] for head in told["heads"]} == {"encoder", "decoder", "cross"}
+    assert told["text"]["decoder_reads_the_same"]
+    status, out, _ = quick(capsys, tiny("t5"), text, "--head", "cross/2:1")
+    assert status == 0
+    assert "At which distances?" not in out  # queries and keys are of two texts
+
+
+def test_roles_are_tested_and_the_bos_is_said(capsys: Any, tiny: Any, text: str) -> None:
+    status, out, err = run(capsys, tiny("llama"), "--text", text, "--threads", "1", "--bos", "--importance", "none")
+    assert status == 0
+    assert "Which heads have a role that beats its control?" in out
+    assert "syntax: not tested: " in out
+    assert "<s> before" in " ".join(out.split())
+    assert "(as asked)" in " ".join(out.split())
+    assert "roles: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--head", "17:3"], "--head 17:3: there is no such head; the model has layers 0 to 1 with heads 0 to 3"),
+        (["--head", "one"], "'one' is not the address of a head"),
+        (["--head", "cross/0:1"], "--head cross/0:1: there is no such head"),
+        (["--tokens", "1"], "--tokens 1: at least 2 tokens are needed"),
+        (["--window", "1"], "--window 1: at least 2 tokens are needed"),
+        (["--window", "none"], "--window"),
+        (["--csv", "--json"], "--csv and --json are two forms of one answer"),
+        (["--importance", "guess"], "'guess' is not one of first-order, zero, mean, resample, none"),
+        (["--dtype", "int3"], "--dtype 'int3' is not one of fp32, bf16, fp16"),
+        (["--text", "missing.txt"], "--text missing.txt: No such file or directory"),
+        (["--conllu", "missing.conllu"], "missing.conllu"),
+        (["--output", "missing/heads.csv", "--csv"], "does not exist"),
+    ],
+)
+def test_bad_requests(capsys: Any, tiny: Any, words: list[str], message: str) -> None:
+    assert message in refused(capsys, tiny("llama"), *words)
+
+
+def test_conllu_without_roles(capsys: Any, tiny: Any) -> None:
+    assert "--no-roles asks for none" in refused(capsys, tiny("llama"), "--no-roles", "--conllu", "x.conllu")
+
+
+def test_a_text_of_one_token(capsys: Any, tiny: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    assert "--text a.txt is 1 token long; at least 2 are needed" in refused(
+        capsys, tiny("llama"), "--text", tmp_path / "a.txt"
+    )
+
+
+def test_broken_conllu(capsys: Any, tiny: Any, tmp_path: Path) -> None:
+    (tmp_path / "broken.conllu").write_text("1\tonly\tthree\n")
+    assert "broken.conllu" in refused(capsys, tiny("llama"), "--conllu", tmp_path / "broken.conllu")
+
+
+def test_a_model_that_does_not_pass_through_the_door(capsys: Any, tmp_path: Path) -> None:
+    from transformers import FalconConfig, FalconForCausalLM
+
+    FalconForCausalLM(
+        FalconConfig(vocab_size=tiny_models.VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    ).save_pretrained(tmp_path / "falcon")
+    tiny_models.save_tokenizer(tmp_path / "falcon")
+    line = refused(capsys, tmp_path / "falcon")
+    assert "its attention does not pass through transformers' AttentionInterface" in line
