@@ -63,6 +63,43 @@ def test_it_prints_and_writes_two_files(capsys, here, llama) -> None:
     assert "Traceback" not in err
 
 
+def test_heads_are_on_the_table_and_can_be_left_out(capsys, here, llama) -> None:
+    status, out, err = quick(capsys, llama)
+    assert status == 0
+    for question in ("What does each head do?", "Which heads matter?", "How many heads can go for 1% more loss?"):
+        assert question in out
+    for word in ("importance of every head", "taking 8 heads out", "where every head looks, on 64 tokens"):
+        assert word in err
+    assert 'id="heads-view"' in (here / "xray.html").read_text()
+    status, out, err = quick(capsys, llama, "--no-heads")
+    assert status == 0
+    assert "What does each head do?" not in out
+    assert "importance" not in err
+    page = (here / "xray.html").read_text()
+    assert "heads-view" not in page
+    assert "script-src" not in page
+    assert "heads" not in json.loads((here / "xray.json").read_text())
+
+
+def test_what_is_asked_of_heads_is_in_the_command(capsys, here, llama) -> None:
+    words = ("--exact", "--map-tokens", "32", "--tokens", "150")
+    status, out, _ = run(capsys, llama, "--threads", "1", *words)
+    assert status == 0
+    data = json.loads((here / "xray.json").read_text())
+    assert data["command"] == f"manyheads xray {llama} --tokens 150 --threads 1 --exact --map-tokens 32"
+    assert (data["heads"]["maps"]["tokens"], data["heads"]["importance"]["method"]) == (32, "mean")
+    assert "by exact ablation on the other half" in " ".join(out.split())
+
+
+def test_sentences_with_gold_heads_are_tested(capsys, here, llama) -> None:
+    lines = "1\tcats\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\trun\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"
+    (here / "few.conllu").write_text(lines * 3)
+    status, out, _ = quick(capsys, llama, "--conllu", "few.conllu")
+    assert status == 0
+    assert "no relation has 20 instances in each half of the 3 sentences" in " ".join(out.split())
+    assert json.loads((here / "xray.json").read_text())["command"].endswith("--conllu few.conllu")
+
+
 def test_json_goes_to_stdout_and_is_the_file(capsys, here, llama) -> None:
     status, out, _ = quick(capsys, llama, "--json")
     assert status == 0
@@ -146,6 +183,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a revision of a folder": (["{llama}", "--revision", "main"], "belongs to a hub id"),
     "no seed": (["{llama}", "--seed", "x"], "--seed"),
     "two models": (["{llama}", "{llama}"], "nothing takes the word"),
+    "no map": (["{llama}", "--map-tokens", "0"], "--map-tokens"),
+    "a map beyond 16 bits": (["{llama}", "--map-tokens", "70000"], "--map-tokens"),
+    "no sentences": (["{llama}", "--conllu", "nothing.conllu"], "nothing.conllu"),
+    "no sentences in it": (["{llama}", "--conllu", "{llama}/config.json"], "config.json"),
     "an unknown option": (["{llama}", "--token", "5"], "did you mean --tokens?"),
 }
 
@@ -258,7 +299,7 @@ def demo(tmp_path_factory, smollm2_file, model_cache):
     folder = tmp_path_factory.mktemp("demo")
     done = subprocess.run(
         [sys.executable, "-m", "manyheads", "xray", "--tokens", "512", "--threads", "1"], cwd=folder, capture_output=True, text=True,
-        timeout=300, env={**os.environ, "MANYHEADS_CACHE": str(model_cache)}, check=False,
+        timeout=900, env={**os.environ, "MANYHEADS_CACHE": str(model_cache)}, check=False,
     )  # fmt: skip
     return done, folder
 
@@ -281,6 +322,10 @@ def test_the_demo_shows_what_is_published_of_smollm2(demo) -> None:
         "predicted": 512 * 46_080, "measured": 512 * 46_080, "equal": True, "reason": "",
     }  # fmt: skip
     assert data["agrees"] is True
+    assert "L18H6" in done.stdout
+    roles = {one["role"]: one["heads"] for one in data["heads"]["roles"]["roles"]}
+    assert [row["head"] for row in roles["induction"][:3]] == ["18:6", "17:3", "17:4"]
+    assert len(data["heads"]["importance"]["heads"]) == data["heads"]["maps"]["heads"] == 270
     for word in ("134,515,008", "LlamaForCausalLM", "as predicted, to the byte", "Next: manyheads cost "):
         assert word in done.stdout
     assert "Traceback" not in done.stderr
@@ -314,6 +359,8 @@ def test_the_demo_s_page_in_a_browser(demo, browser, width: int) -> None:
     assert "134.52 M" in seen.inner_text("dl.facts")
     box = seen.locator("figure.plot > svg").bounding_box()
     assert box["width"] > 300
+    assert "L18H6" in seen.inner_text("#heads-head option:checked")
+    assert seen.locator("figure.heads-grid").count() == 2
     # every name at the end of a line lies within the page
     ends = seen.evaluate("[...document.querySelectorAll('.plot .name')].map(e => e.getBoundingClientRect().right)")
     assert max(ends) <= width

@@ -161,6 +161,21 @@ def test_without_a_tokenizer_each_part_says_why(tmp_path) -> None:
     assert page(report).count("no tokenizer") >= 3
 
 
+def test_a_model_that_does_not_pass_through_the_door_is_named_and_the_rest_is_measured(tmp_path) -> None:
+    import transformers
+
+    config = transformers.FalconConfig(
+        vocab_size=tiny_models.VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        new_decoder_architecture=False, multi_query=True, max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.FalconForCausalLM(config).save_pretrained(tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    report = xray(Request(str(tmp_path), shipped_text(), tokens=150, threads=1), sections=[HeadsSection()])
+    for part in ("roles", "importance", "removable", "maps"):
+        assert "FalconForCausalLM (falcon): its attention does not pass" in report.data["heads"][part]["reason"]
+    assert report.data["agrees"] is True
+
+
 def test_a_text_too_short_for_windows_says_how_much_is_needed(made) -> None:
     _, report = made("llama", tokens=40)
     assert (

@@ -14,7 +14,7 @@ from manyheads.report.plot import Plot, Series
 
 pytest.importorskip("jinja2")
 
-from manyheads.report.html import GENERATOR, Fact, render_html
+from manyheads.report.html import GENERATOR, Fact, Widget, embedded, fragment, render_html
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}</title></style></svg>&amp;'
 
@@ -162,6 +162,47 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
     seen = Page(render_html(Report("only a title")))
     assert seen.texts["h1"] == ["only a title"]
     assert seen.all("table") == []
+
+
+def test_a_widget_stands_after_its_table_and_its_files_come_once() -> None:
+    widgets = [
+        Widget("<p>first</p>", "What of plain?", style="heads.css", script="heads.js"),
+        Widget("<p>second</p>", "How?", style="heads.css", script="heads.js"),
+    ]
+    text = render_html(report(), widgets=widgets)
+    places = [text.index(part) for part in (">What of plain?</h2>", "<p>first</p>", ">How?</h2>", "<p>second</p>")]
+    assert places == sorted(places)
+    assert text.count('"use strict"') == 1
+    assert text.count(".heads-grid {") == 1
+    assert len(re.findall(r"script-src 'sha256-[A-Za-z0-9+/]{43}='\"", text)) == 1
+
+
+def test_what_fills_a_fragment_is_escaped_and_embedded_json_cannot_end_its_element() -> None:
+    cell = {"kind": "", "address": EVIL, "x": 0, "y": 0, "strength": None, "words": EVIL}
+    grid = {
+        "title": EVIL, "description": EVIL, "width": 1, "height": 1, "left": 1, "side": 1, "layer_ticks": [], "head_ticks": [],
+        "cells": [cell], "key": [("role-1", EVIL, 1)],
+    }  # fmt: skip
+    seen = Page(fragment("heads_grid.html", {"grids": [grid]}))
+    assert "script" not in [tag for tag, _ in seen.elements]
+    assert seen.all("rect")[0]["data-head"] == EVIL
+    text = embedded({"word": EVIL, "n": [1, 2]})
+    assert not set(text) & set("<>&")
+    assert json.loads(text) == {"word": EVIL, "n": [1, 2]}
+
+
+@pytest.mark.browser
+def test_a_stranger_s_script_does_not_run_beside_a_widget_s(browser, tmp_path: Path) -> None:
+    text = render_html(report(), widgets=[Widget("<p>w</p>", "How?", script="heads.js")])
+    path = tmp_path / "page.html"
+    path.write_text(text.replace("<main>", "<main><script>document.title = 'ran'</script>"), encoding="utf-8")
+    seen = browser.new_page()
+    complaints: list[str] = []
+    seen.on("pageerror", lambda error: complaints.append(str(error)))
+    seen.goto(path.as_uri())
+    assert seen.title() == "plain: 30 layers"
+    assert complaints  # ours did run, and found nothing to show
+    seen.close()
 
 
 @pytest.mark.browser

@@ -52,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the x-ray and writes its two files; 1 where what was measured is not what was predicted."""
     from manyheads.checkpoints.locate import locate
+    from manyheads.heads.conllu import read_conllu
     from manyheads.models.load import DTYPES, check_runnable, demo_model
     from manyheads.models.reading import read_text, shipped_text
 
@@ -66,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
         raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
     targets = _targets(options.output)
     reading = read_text(options.text) if options.text else shipped_text()
+    sentences = read_conllu(options.conllu) if options.conllu else None
     model = options.model or demo_model()
     check_runnable(locate(model))
     for package in ("torch", "transformers", "jinja2"):
@@ -79,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         threads=threads, dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed,
         command=_command(options),
     )  # fmt: skip
-    heads = [] if options.no_heads else [HeadsSection(options.exact, map_tokens, options.conllu)]
+    heads = [] if options.no_heads else [HeadsSection(options.exact, map_tokens, sentences)]
     report = xray(request, say=lambda text: progress(f"{time.perf_counter() - began:6.1f} s  {text}"), sections=heads)
     _write(report, targets, [widget for section in heads for widget in section.widgets(report.data["heads"])])
     options.output = None  # it named a folder for the files; the report itself goes to stdout

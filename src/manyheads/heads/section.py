@@ -18,6 +18,7 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head, parse_head
 from manyheads.heads.budget import removable
+from manyheads.heads.conllu import Sentence
 from manyheads.heads.importance import FIRST_ORDER, Importance, importance, rank_correlation
 from manyheads.heads.maps import HeadMaps, fit, head_maps
 from manyheads.heads.maps_page import HeadNote, grid_widget, maps_widget, token_texts
@@ -48,12 +49,12 @@ class HeadsSection:
 
     exact       take every head out, not only those at either end
     map_tokens  tokens of the text that the maps show
-    conllu      sentences with gold heads, for the syntactic roles; "" for none
+    conllu      sentences with gold heads, for the syntactic roles
     """
 
     exact: bool = False
     map_tokens: int = MAP_TOKENS
-    conllu: str = ""
+    conllu: Sequence[Sentence] | None = None
     _maps: HeadMaps | None = field(default=None, init=False)
     _texts: dict[str, list[str]] = field(default_factory=dict, init=False)
 
@@ -85,7 +86,7 @@ class HeadsSection:
     def _roles(self, run: Running, say: Say) -> dict[str, Any]:
         _check_text(run)
         found = roles(
-            run.loaded.model, run.loaded.tokenizer, texts=[_read(run)], conllu=self.conllu or None, seed=run.seed,
+            run.loaded.model, run.loaded.tokenizer, texts=[_read(run)], conllu=self.conllu, seed=run.seed,
             bos=run.bos, say=say,
         )  # fmt: skip
         return _told_roles(found)
