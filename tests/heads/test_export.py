@@ -248,7 +248,7 @@ def test_logits_that_differ_are_refused_and_nothing_is_left(
         loaded = real(found, *arguments, **options)
         if Path(found.text).name == "out":
             with torch.no_grad():
-                loaded.model.model.layers[0].self_attn.o_proj.weight[0, 0] += 0.1
+                loaded.model.model.layers[0].self_attn.o_proj.weight[0, 0] += 1e-3
         return loaded
 
     monkeypatch.setattr(exporting, "load_model", wrong)
@@ -327,17 +327,23 @@ def test_load_pruned_is_for_what_was_pruned(saved) -> None:
 @pytest.mark.real
 def test_smollm2_without_a_group_in_every_layer(smollm2, tmp_path: Path) -> None:
     """SmolLM2: 30 layers of 9 heads in 3 groups of 64; two groups left make 6 heads, which the Llama class takes."""
-    _, loaded = smollm2
+    loaded = smollm2
     heads = {layer: (3 * (layer % 3), 3 * (layer % 3) + 1, 3 * (layer % 3) + 2) for layer in range(30)}
     source = loaded.kept or loaded.source
     done = export(source, heads, tmp_path / "out", loaded=loaded)
     assert done.form.name == "uniform"
+    assert done.checked == "float64"  # blind pruning leaves a model that magnifies rounding
+    assert done.difference <= 1e-5
     assert done.tensor_bytes == done.predicted_bytes
     # Of each layer: 2 x 3 x 64 rows of q and columns of o, 2 x 64 of k and v, each 576 long, in float32.
     assert done.before_bytes - done.tensor_bytes == 30 * (2 * 3 * 64 + 2 * 64) * 576 * 4
     model = stock(tmp_path / "out")
     ids = torch.tensor([[1, 504, 3575, 282, 4649, 314]])
     options = {"max_new_tokens": 8, "do_sample": False}
-    with opened(loaded.model, gates=[mask(loaded.model, heads)]):
-        wanted = loaded.model.generate(ids, **options)
-    assert torch.equal(model.generate(ids, **options), wanted)
+    loaded.model.double(), model.double()  # or rounding would choose between words that are equally likely
+    try:
+        with opened(loaded.model, gates=[mask(loaded.model, heads)]):
+            wanted = loaded.model.generate(ids, **options)
+        assert torch.equal(model.generate(ids, **options), wanted)
+    finally:
+        loaded.model.float()

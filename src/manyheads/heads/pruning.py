@@ -282,5 +282,5 @@ def _written(found: Exported) -> dict[str, Any]:
         "folder": str(found.folder), "form": found.form.name, "why": found.form.why,
         "model_type": found.form.settings.get("model_type"), "tensor_bytes": found.tensor_bytes,
         "predicted_bytes": found.predicted_bytes, "largest_difference": found.difference,
-        "largest_logit": found.logits_size,
+        "largest_logit": found.logits_size, "checked_in": found.checked,
     }  # fmt: skip

@@ -47,7 +47,7 @@ def _layers(told: Mapping[str, Any]) -> Table:
                 f"{before} -> {needed}" if needed < before else f"{before}",
             )
         )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if len(rows) > _MOST_ROWS:
         notes = (f"{len(rows) - _MOST_ROWS} more layers lose heads; --json has them all",)
         rows = rows[:_MOST_ROWS]
@@ -131,7 +131,7 @@ def _notes(told: Mapping[str, Any]) -> list[str]:
     notes.append(f"wrote {written['folder']} in the form {written['form']}: {written['why']}")
     notes.append(
         f"{written['tensor_bytes']:,} bytes of weights, {agree}; its logits differ from the masked model's by at most "
-        f"{written['largest_difference']:.1e} (largest {written['largest_logit']:.1f})"
+        f"{written['largest_difference']:.1e} (largest {written['largest_logit']:.1f}) in {written['checked_in']}"
     )
     return notes
 

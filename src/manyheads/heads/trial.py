@@ -37,7 +37,10 @@ def random_batch(model: Any, *, seed: int = 0) -> dict[str, Tensor]:
         batch = {"input_features": features, "decoder_input_ids": ids}
     elif model.main_input_name != "input_ids":
         raise ConversionError(f"{type(model).__name__} reads {model.main_input_name}, which nothing here makes up")
-    return {name: value.to(model.device) for name, value in batch.items()}
+    return {
+        name: value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
+        for name, value in batch.items()
+    }
 
 
 @torch.no_grad()
@@ -57,4 +60,4 @@ def logits_of(model: Any, *, seed: int = 0) -> Tensor:
             f"transformers cannot run {type(model).__name__} ({type(error).__name__}: {first})"
         ) from error
     found: Tensor = answer[0] if getattr(answer, "logits", None) is None else answer.logits
-    return found.float().cpu()
+    return found.double().cpu()
