@@ -184,6 +184,15 @@ def test_a_text_too_short_for_windows_says_how_much_is_needed(made) -> None:
     )
 
 
+def test_heads_can_be_looked_into_where_nothing_else_is_known(made) -> None:
+    section, report = made("llama")
+    missing = report.data["heads"] | {"roles": {"reason": "no"}, "importance": {"reason": "no"}}
+    text = page(report, widgets=section.widgets(missing))
+    assert text.count('class="heads-grid"') == 1
+    assert text.count("data-head=") == 8
+    assert 'id="heads-view"' in text
+
+
 def test_a_bos_is_in_the_windows_and_scores_the_same_tokens(tmp_path) -> None:
     from manyheads.heads.section import _after_bos, _windows
 

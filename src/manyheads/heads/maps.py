@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
+from manyheads.heads.address import Head
 from manyheads.heads.batches import places
 from manyheads.models.door import Call, opened
 from manyheads.models.handed import widened
@@ -94,6 +95,10 @@ class LayerMaps:
     def heads(self) -> int:
         """Query heads."""
         return self.first.shape[0]
+
+    def head(self, number: int) -> Head:
+        """The address of one of them."""
+        return Head(self.layer, number, self.stage)
 
     @property
     def triangular(self) -> bool:

@@ -125,7 +125,7 @@ def maps_widget(maps: HeadMaps, texts: Mapping[str, Sequence[str]], notes: Seque
     choices: dict[str, list[tuple[int, str, str]]] = {}
     for layer in maps.layers:
         for head in range(layer.heads):
-            at = Head(layer.layer, head, layer.stage)
+            at = layer.head(head)
             choices.setdefault(layer.stage, []).append((len(heads), format_head(at, short=True), words.get(at, "")))
             told = {
                 "address": format_head(at),

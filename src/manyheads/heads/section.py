@@ -72,11 +72,12 @@ class HeadsSection:
 
     def widgets(self, data: Any) -> tuple[Widget, ...]:
         """What the page shows beside the tables, of the object that this section made."""
-        notes = _notes(data)
+        seen = [] if self._maps is None else [layer.head(n) for layer in self._maps.layers for n in range(layer.heads)]
+        notes = _notes(data) or [HeadNote(head) for head in seen]
         if not notes:
             return ()
         measure = "" if data["importance"]["reason"] else MEASURES[data["importance"]["method"]]
-        made = [grid_widget(notes, after=ROLES, roles=not data["roles"]["reason"])]
+        made = [grid_widget(notes, after=ROLES, roles=not data["roles"]["reason"])]  # plain cells where there are none
         if self._maps is not None:
             made.append(maps_widget(self._maps, self._texts, notes, after=ROLES))
         if measure:
