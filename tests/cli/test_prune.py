@@ -117,6 +117,7 @@ def test_an_encoder_decoder_has_stages(capsys, here, tmp_path) -> None:
     ("words", "said"),
     [
         ((), "nothing would be removed: name heads"),
+        (("--heads", "0:0", "--assume", "full"), "--assume full"),
         (("--heads", "0:1,1"), "names head 0:1 twice"),
         (("--heads", "5:0"), "there is no layer 5; the model has 2 layers, 0 to 1"),
         (("--heads", "0:4"), "there is no head 4; layer 0 has 4 heads, 0 to 3"),

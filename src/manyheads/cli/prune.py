@@ -71,6 +71,10 @@ def run(options: argparse.Namespace) -> int:
     from manyheads.models.load import check_runnable, demo_model
     from manyheads.models.reading import read_text, shipped_text
 
+    if options.assume:
+        raise ManyheadsError(
+            f"--assume {options.assume} prices attention that is not understood; its heads cannot be removed"
+        )
     if not (options.heads or options.budget or options.gates):
         raise ManyheadsError(
             'nothing would be removed: name heads (--heads "0:1,3;5:2"), a number of them (--budget 20%) or the cost of '
