@@ -109,8 +109,9 @@ def test_one_head_in_detail(capsys: Any, tiny: Any, text: str) -> None:
     assert "At which distances?" in out
     assert "rank " in out
     status, out, _ = quick(capsys, tiny("llama"), text, "--head", "1:2", "--json")
-    one = json.loads(out)["one"]
-    assert len(one["offsets"]) == 2 * one["reach"] + 1
+    told = json.loads(out)
+    one = told["one"]
+    assert len(one["offsets"]) == 2 * told["reach"] + 1
     assert sum(one["offsets"]) == pytest.approx(1, abs=1e-5)
     status, out, _ = quick(capsys, tiny("llama"), text, "--head", "1:2", "--csv")
     assert [row["head"] for row in csv.DictReader(io.StringIO(out))] == ["1:2"]

@@ -123,7 +123,7 @@ def _told(
             "name": request.reading.name, "sha256": request.reading.sha256, "tokens": len(ids), "window": width,
             "windows": len(parts), "around": around.said, "decoder_reads_the_same": _both(loaded.model),
         },
-        "heads": _heads(found, tested, scores), "chance": _chance(found),
+        "reach": found.reach, "heads": _heads(found, tested, scores), "chance": _chance(found),
         "one": None if one is None else _one(found, one), "uncalled": list(found.uncalled),
         "roles": None if tested is None else tested.as_json(), "without_roles": why_no_roles,
         "importance": None if scores is None else {"method": scores.method, "loss": scores.baseline},
@@ -232,11 +232,11 @@ def _figures(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
 
 
 def _strongest(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
-    """The distance that most queries have their strongest key at, and the share of them."""
+    """The distance that most queries have their strongest key at (± reach: so far or farther), and the share of them."""
     shares = found.top_offsets[row, number]
     if np.isnan(shares).all():
         return {"top_offset": None, "top_offset_share": None}
-    best = int(np.nanargmax(shares[1:-1])) + 1  # the ends are "or farther"
+    best = int(np.nanargmax(shares))
     return {"top_offset": best - found.reach, "top_offset_share": _number(shares[best])}
 
 
@@ -258,7 +258,7 @@ def _one(found: HeadStatistics, head: Head) -> dict[str, Any]:
         return [_number(x) for x in array]
 
     return {
-        "head": format_head(head), "reach": found.reach, "offsets": listed(found.offsets[row, head.head]),
+        "head": format_head(head), "offsets": listed(found.offsets[row, head.head]),
         "offsets_by_chance": listed(found.chance.offsets[row, 0]), "top_offsets": listed(found.top_offsets[row, head.head]),
     }  # fmt: skip
 

@@ -44,12 +44,12 @@ def _all_heads(told: Mapping[str, Any]) -> Table:
     for head in told["heads"]:
         matters = [_percent(head["importance"], most)] if most else []
         shares = [_share(head["mass"][name]) for name in names]
-        rows.append((head["head"], head["role"], *matters, *shares, _strongest(head)))
+        rows.append((head["head"], head["role"], *matters, *shares, _strongest(head, told["reach"])))
     notes = [
         "prev., dup., ind.: the token before, other keys of the query's own token, keys behind an earlier one of it",
         "shares are means in % over the queries that see such a key",
         "chance: of a head to which all keys are alike, in the first layer",
-        "strongest: the distance to the query's strongest key in most cases, and in what share of them",
+        "strongest: the distance to the query's strongest key in most cases (+: or more), and in what share of them",
     ]
     if most:
         notes.insert(1, f"matters: importance ({told['importance']['method']}) in % of the largest, {most:.2e} nats")
@@ -100,7 +100,7 @@ def _one_head(told: Mapping[str, Any]) -> Table:
 
 
 def _distances(told: Mapping[str, Any]) -> Table:
-    one, reach = told["one"], told["one"]["reach"]
+    one, reach = told["one"], told["reach"]
     rows = []
     for at, share in enumerate(one["offsets"]):
         distance = at - reach
@@ -175,10 +175,11 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def _strongest(head: Mapping[str, Any]) -> str:
-    if head["top_offset"] is None:
+def _strongest(head: Mapping[str, Any], reach: int) -> str:
+    distance = head["top_offset"]
+    if distance is None:
         return ""
-    return f"{head['top_offset']} ({100 * head['top_offset_share']:.0f}%)"
+    return f"{distance}{'+' * (abs(distance) == reach)} ({100 * head['top_offset_share']:.0f}%)"
 
 
 def _small(value: float | None) -> str:
