@@ -28,7 +28,9 @@ MOST_TOKENS = 65_535
 BUDGET_BYTES = 12_288
 """Bytes of a head's map at most: 16 KiB once written as base64."""
 
-_ALL_BYTES = 3_225_000  # of all heads together: 4.1 MiB as base64, of a page that stays under 5
+# A page stays under 5 MiB: what its maps and its words about heads may take, and those words.
+_PAGE_BYTES = 4_750_000
+_WORDS_BYTES = 900
 _LEAST_BYTES = 512
 _PASSAGES = 4
 _PAIRS_IN_A_TILE = 2**22
@@ -48,11 +50,10 @@ def fit(heads: int, *, two_sided: bool = False, budget_bytes: int = BUDGET_BYTES
 
     Raises ManyheadsError where not even the smallest fits.
     """
-    budget = min(budget_bytes, _ALL_BYTES // max(heads, 1))
+    budget = min(budget_bytes, (_PAGE_BYTES - _WORDS_BYTES * heads) * 3 // 4 // max(heads, 1))  # base64 takes 4 for 3
     if budget < _LEAST_BYTES:
-        raise ManyheadsError(
-            f"{heads:,} heads: a page has room for the maps of {_ALL_BYTES // _LEAST_BYTES:,}; choose some of the heads"
-        )
+        most = _PAGE_BYTES * 3 // (4 * _LEAST_BYTES + 3 * _WORDS_BYTES)
+        raise ManyheadsError(f"{heads:,} heads: a page under 5 MiB has room for the maps of {most:,}")
     blocks = next(n for n in (64, 48, 32, 24, 16, 8) if _grid_bytes(n, two_sided=two_sided) <= budget * 0.4)
     keys = 12 if budget >= 6_000 else 8 if budget >= 2_000 else 4
     rows = (budget - _grid_bytes(blocks, two_sided=two_sided)) // (1 + 3 * keys)

@@ -52,6 +52,7 @@ def _roles(data: Data) -> Table:
         f"{own['windows']} windows of {own['window_tokens']} tokens; {own['bos']}",
         *(f"not tested: {', '.join(names)}: {why}" for why, names in _by_reason(own["not_tested"]).items()),
     ]
+    notes += [f"no maps of where heads look: {data['maps']['reason']}"] if data["maps"]["reason"] else []
     columns = (
         Column("role, the clearest heads"), Column("head"), Column("score", "right"), Column("95% interval", "right"),
         Column("control", "right"), Column("importance", "right"),
