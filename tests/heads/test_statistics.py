@@ -186,16 +186,14 @@ def test_o84_gradient_checkpointing_counts_once(*, reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "mistral", "gpt_oss", "bert", "t5-encoder"])
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "mistral", "gpt_oss", "bert", "roberta", "t5-encoder"])
 def test_o87_o89_padding_changes_nothing(name: str, side: str) -> None:
     """Prompts of 3 and 7 tokens in one batch, padded on either side, against each alone: learned and rotary positions."""
-    if name == "bert" and side == "left":
-        side = "right"  # BERT's own tokenizers pad there, and its positions start at the first column
     model, texts = build(name), [[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]]
     sets = {"some": [11, 21]}
     alone = statistics(model, [torch.tensor([text]) for text in texts], key_sets=sets)
     for implementation in BOTH:
-        together = padded(texts, pad=0, side=side)
+        together = padded(texts, pad=model.config.pad_token_id or 0, side=side)
         equal(statistics(model, [together], key_sets=sets, implementation=implementation), alone, atol=2e-5)
     assert alone.queries[0] == 10
 
@@ -351,6 +349,28 @@ def test_float64_models_and_bfloat16_ones_are_seen() -> None:
     equal(statistics(build("gpt2"), [batch]), exact, atol=1e-5)
     rounded = statistics(build("gpt2", dtype=torch.bfloat16), [batch])
     assert rounded.entropy == pytest.approx(exact.entropy, abs=0.1)
+
+
+def test_autocast_does_not_reach_the_figures() -> None:
+    """Under autocast queries and keys come in bfloat16; what is done with them stays in float32."""
+    model, batch = build("gpt2"), inputs("gpt2")
+    seen: list[torch.Tensor] = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = statistics(model, [batch])
+        with opened(model, observers=[lambda call, out: seen.append(call.weights().float())]), torch.no_grad():
+            model(**batch)
+    assert found.mass["first"][0] == pytest.approx(seen[0][..., 0].mean((0, 2)).numpy(), abs=2e-3)
+    assert found.sink.max() < 1e-6
+
+
+def test_a_decoder_s_own_tokens_are_never_guessed() -> None:
+    """Where the decoder's ids are not given by name, nothing is said of duplicates in it; the encoder's are not taken."""
+    model = build("t5", decoder_start_token_id=1, pad_token_id=0)
+    ids = torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = statistics(model, [{"input_ids": ids, "labels": ids}])
+    assert np.isnan(found.of("decoder").mass["duplicate"]).all()
+    assert not np.isnan(found.of("encoder").mass["duplicate"]).any()
+    assert not np.isnan(found.of("decoder").mass["previous"]).any()
 
 
 def test_results_are_frozen() -> None:

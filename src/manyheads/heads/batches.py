@@ -107,12 +107,14 @@ def prepared(model: nn.Module, batch: Batch, *, device: Any) -> dict[str, Any]:
     given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in given.items()}
     _check(given)
     known = inspect.signature(model.forward).parameters
-    if "use_cache" in known or "past_key_values" in known:
+    rest = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    if "use_cache" in known or ("past_key_values" in known and rest):
         given.setdefault("use_cache", False)
     if "logits_to_keep" in known:
         given.setdefault("logits_to_keep", 1)
     mask = given.get("attention_mask")
-    if "position_ids" in known and "position_ids" not in given and isinstance(mask, Tensor) and _left_padded(mask):
+    unknown = "position_ids" in known and "position_ids" not in given and not _makes_positions(model)
+    if unknown and isinstance(mask, Tensor) and _left_padded(mask):
         given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
     return given
 
@@ -138,6 +140,11 @@ def _check(given: Mapping[str, Any]) -> None:
         )
 
 
+def _makes_positions(model: nn.Module) -> bool:
+    """Whether the model skips padding by itself, as RoBERTa does, whose positions begin elsewhere."""
+    return any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules())
+
+
 def _left_padded(mask: Tensor) -> bool:
     return mask.dim() == 2 and bool((~mask[:, 0].bool()).any())
 
@@ -148,7 +155,7 @@ def sides(given: Mapping[str, Any], stage: str) -> tuple[Tokens | None, Tokens |
     target = _side(given, "decoder_input_ids", "decoder_attention_mask")
     if stage == "cross":
         return target, source
-    one = target if stage == "decoder" and target is not None else source
+    one = target if stage == "decoder" else source
     return one, one
 
 

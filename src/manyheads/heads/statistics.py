@@ -27,6 +27,7 @@ from manyheads.heads.streaming import Sums, walk
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
 from manyheads.ops.predicates import PerHead, Visible
+from manyheads.ops.request import in_full
 
 __all__ = ["MASSES", "HeadStatistics", "KeySet", "Recorder", "statistics"]
 
@@ -199,7 +200,7 @@ class Recorder:
     def __call__(self, call: Call, out: Tensor) -> None:
         """Sees one call of attention."""
         place = self._by_path[call.path]
-        with torch.no_grad():
+        with torch.no_grad(), in_full(out):
             sights, without = self._sights(call, place)
             self._without.setdefault(call.path, set()).update(without)
             heads = call.q.shape[1]
