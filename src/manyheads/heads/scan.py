@@ -39,7 +39,7 @@ from manyheads.heads.rows import (
 )
 from manyheads.kernels import lanes, team
 from manyheads.kernels.access import floats, integers, take
-from manyheads.kernels.caching import Entry, entry
+from manyheads.kernels.caching import Entry, compiled, entry
 from manyheads.kernels.micro import row_maximum
 
 __all__ = ["compiled_scan"]
@@ -102,68 +102,90 @@ def _kernel() -> Entry:
         found = np.empty(_SUMS, dtype=np.float32)
         task = take(r.counters)
         while task < r.rows:
-            query = task % r.queries
-            low, high = carray(integers(r.low), (r.queries,))[query], carray(integers(r.high), (r.queries,))[query]
-            if low < high:
-                address = r.logits + 4 * task * r.stride
-                row = carray(floats(address), (r.stride,))
-                begin, end = low // LANES * LANES, (high + LANES - 1) // LANES * LANES
-                row[begin:low] = -np.inf
-                row[high:end] = -np.inf
-                vectors, place = (end - begin) // LANES, address + 4 * begin
-                largest = row_maximum(place, np.int64(vectors))
-                if largest > -np.inf:
-                    at = r.first_query + query
-                    band = carray(floats(r.band + 4 * task * r.band_width), (r.band_width,))
-                    centre = r.band_width // 2
-                    nearest = max(low, at - centre - r.first_key)
-                    for column in range(nearest, min(high, at + centre + 1 - r.first_key)):
-                        band[centre + at - r.first_key - column] = row[column]
-                    state = carray(floats(r.state + 4 * task * r.fields), (r.fields,))
-                    old, total = state[TOP], state[TOTAL]
-                    if largest > old:
-                        column = begin
-                        while not holds(address + 4 * column, largest):
-                            column += LANES
-                        while row[column] != largest:
-                            column += 1
-                        state[BEST] = np.float32(r.first_key + column)
-                        factor = np.float32(np.exp(old - largest)) if state[COUNT] > 0 else np.float32(0.0)
-                        shift = old - largest if state[COUNT] > 0 else np.float32(0.0)
-                        state[WEIGHTED] = (state[WEIGHTED] + total * shift) * factor
-                        state[TOTAL] *= factor
-                        state[DISTANCE] *= factor
-                        state[PAST] *= factor
-                        for mark in range(MARKS, r.fields):
-                            state[mark] *= factor
-                        if state[COUNT] == 0:
-                            state[REFERENCE] = largest
-                        state[TOP] = largest
-                    own = np.int64(0)
-                    if r.ids != 0:
-                        own = np.int64(carray(words(r.ids), (r.queries,))[query])
-                    behind = r.first_key + high - 1 <= at
-                    one_pass(
-                        place, np.int64(vectors), state[TOP], state[REFERENCE], np.float32(at),
-                        np.float32(r.first_key + begin), own, np.int64(r.keys + 4 * begin) if r.ids != 0 else np.int64(0),
-                        np.int64(r.before + 4 * begin), np.int64(found.ctypes.data), np.int64(behind),
-                    )  # fmt: skip
-                    state[TOTAL] += found[0]
-                    state[WEIGHTED] += found[1]
-                    state[DISTANCE] += found[2]
-                    state[PAST] += found[0] if behind else found[3]
-                    state[SUM] += found[4]
-                    state[SQUARES] += found[5]
-                    state[COUNT] += found[6]
-                    state[MARKS] += found[7]
-                    state[MARKS + 1] += found[8]
-                    for mark in range(r.mark_count):
-                        state[MARKS + 2 + mark] += dot(
-                            place, np.int64(r.marks + 4 * (mark * r.mark_stride + begin)), np.int64(vectors)
-                        )
+            _visit(r, task, found)
             task = take(r.counters)
 
     return entry(run, types.void(types.CPointer(from_dtype(_REQUEST))), name=("scan", 1))
+
+
+@compiled
+def _visit(r, task, found):
+    """One row of the tile."""
+    query = task % r.queries
+    low, high = carray(integers(r.low), (r.queries,))[query], carray(integers(r.high), (r.queries,))[query]
+    if low >= high:
+        return
+    address = r.logits + 4 * task * r.stride
+    row = carray(floats(address), (r.stride,))
+    begin, end = low // LANES * LANES, (high + LANES - 1) // LANES * LANES
+    row[begin:low] = -np.inf
+    row[high:end] = -np.inf
+    vectors, place = np.int64((end - begin) // LANES), address + 4 * begin
+    largest = row_maximum(place, vectors)
+    if not largest > -np.inf:
+        return
+    at = r.first_query + query
+    _keep_band(r, task, row, at - r.first_key, low, high)
+    state = carray(floats(r.state + 4 * task * r.fields), (r.fields,))
+    if largest > state[TOP]:
+        column = begin
+        while not holds(address + 4 * column, largest):
+            column += LANES
+        while row[column] != largest:
+            column += 1
+        _raise_top(state, largest, np.float32(r.first_key + column))
+    own, keys = np.int64(0), np.int64(0)
+    if r.ids != 0:
+        own, keys = np.int64(carray(words(r.ids), (r.queries,))[query]), np.int64(r.keys + 4 * begin)
+    behind = r.first_key + high - 1 <= at
+    one_pass(
+        place, vectors, state[TOP], state[REFERENCE], np.float32(at), np.float32(r.first_key + begin), own, keys,
+        np.int64(r.before + 4 * begin), np.int64(found.ctypes.data), np.int64(behind),
+    )  # fmt: skip
+    _add(state, found, behind)
+    for mark in range(r.mark_count):
+        part = dot(place, np.int64(r.marks + 4 * (mark * r.mark_stride + begin)), vectors)
+        state[MARKS + 2 + mark] += part
+
+
+@compiled
+def _keep_band(r, task, row, at, low, high):
+    """Copies the logits near the diagonal, which stands at column `at`."""
+    band = carray(floats(r.band + 4 * task * r.band_width), (r.band_width,))
+    centre = r.band_width // 2
+    for column in range(max(low, at - centre), min(high, at + centre + 1)):
+        band[centre + at - column] = row[column]
+
+
+@compiled
+def _raise_top(state, largest, key):
+    """The largest logit is now that of `key`: what was summed becomes relative to it."""
+    begun = state[COUNT] > 0
+    shift = state[TOP] - largest if begun else np.float32(0.0)
+    factor = np.float32(np.exp(shift)) if begun else np.float32(0.0)
+    state[WEIGHTED] = (state[WEIGHTED] + state[TOTAL] * shift) * factor
+    state[TOTAL] *= factor
+    state[DISTANCE] *= factor
+    state[PAST] *= factor
+    for mark in range(MARKS, len(state)):
+        state[mark] *= factor
+    if not begun:
+        state[REFERENCE] = largest
+    state[BEST] = key
+    state[TOP] = largest
+
+
+@compiled
+def _add(state, found, behind):
+    state[TOTAL] += found[0]
+    state[WEIGHTED] += found[1]
+    state[DISTANCE] += found[2]
+    state[PAST] += found[0] if behind else found[3]
+    state[SUM] += found[4]
+    state[SQUARES] += found[5]
+    state[COUNT] += found[6]
+    state[MARKS] += found[7]
+    state[MARKS + 1] += found[8]
 
 
 @intrinsic
