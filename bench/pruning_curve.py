@@ -4,7 +4,8 @@
 
 Heads are ranked on the chains of two antibodies and taken away (their output is zero) on three others, where every
 residue is hidden once, a sixth of them at a time, and guessed. Orders: by the first-order score (as it is, and after each
-layer's scores are divided by their norm), by what taking each head alone costs, and at random. Gates are trained on the
+layer's scores are divided by their norm), by what taking each head alone costs, and at random; and by first-order
+scores that are taken anew as heads go. Gates are trained on the
 same two antibodies and judged on the others too.
 """
 
@@ -24,7 +25,7 @@ import transformers
 
 import antibodies
 from held import machine, table
-from manyheads.heads.ablation import removal_curve
+from manyheads.heads.ablation import removal_curve, without
 from manyheads.heads.address import Head, format_head
 from manyheads.heads.gates import QUADRANTS, Gates, quadrants, train_gates
 from manyheads.heads.importance import Importance, importance, rank_correlation
@@ -35,7 +36,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "pruning-curve.md"
 RANKED = ("trastuzumab", "adalimumab")
 JUDGED = ("nivolumab", "rituximab", "cetuximab")
 COUNTS = (0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+SHOWN = 48  # heads taken away, at most, in the picture
 RANDOM = 3
+ROUND = 8  # heads that go before scores are taken anew
 PENALTY = 0.005  # nats a residue that an open head costs
 METHODS = ("first-order", "zero", "mean")
 
@@ -50,13 +53,25 @@ def batches(names: tuple[str, ...], words: dict[str, int]) -> list[dict[str, tor
     return [antibodies.hidden(chain, words) for name in names for chain in antibodies.ANTIBODIES[name]]
 
 
-def orders(found: dict[str, Importance], seeds: int) -> dict[str, list[tuple[Head, ...]]]:
+def asked_again(model: Any, texts: list[Any]) -> tuple[Head, ...]:
+    """Heads by their first-order scores, layers normalised, the scores taken anew after each eight that went."""
+    order: list[Head] = []
+    while True:
+        with without(model, order):
+            left = [head for head in importance(model, texts).ranking(by_layer=True) if head not in order]
+        if not left:
+            return tuple(order)
+        order += left[:ROUND]
+
+
+def orders(model: Any, texts: list[Any], found: dict[str, Importance], seeds: int) -> dict[str, list[tuple[Head, ...]]]:
     """Heads in the order in which they go, by the name of the order; several for chance."""
     heads = list(found["zero"].heads())
     shuffled = [tuple(random.Random(seed).sample(heads, len(heads))) for seed in range(seeds)]  # noqa: S311  no secret
     return {
         "first-order score": [found["first-order"].ranking()],
         "first-order score, layers normalised": [found["first-order"].ranking(by_layer=True)],
+        f"normalised, asked again every {ROUND}": [asked_again(model, texts)],
         "zero ablation of each": [found["zero"].ranking()],
         f"random, mean of {seeds}": shuffled,
     }
@@ -87,15 +102,17 @@ def mean(lines: list[tuple[float, ...]]) -> tuple[float, ...]:
 
 
 def picture(found: dict[str, list[tuple[float, ...]]]) -> str:
-    """The curves as SVG."""
-    short = ("first-order", "by layer", "ablation", "random")
-    series = tuple(Series(name, label, mean(lines)) for (name, lines), label in zip(found.items(), short, strict=True))
-    drawn = render_svg(
-        Plot(
-            "Residues of antibodies that AntiBERTy guesses right, against heads taken away",
-            "Four orders of removal; 64 heads in all", "heads taken away, of 64", "guessed right", COUNTS, series, unit="share",
-        )
-    )  # fmt: skip
+    """The curves as SVG, up to 48 heads: without any head all are equal, and their names could not be told apart."""
+    shown = [place for place, count in enumerate(COUNTS) if count <= SHOWN]
+    short = ("first-order", "by layer", "asked again", "ablation", "random")
+    series = tuple(
+        Series(name, label, tuple(mean(lines)[place] for place in shown))
+        for (name, lines), label in zip(found.items(), short, strict=True)
+    )
+    title = "Residues of antibodies that AntiBERTy guesses right, against heads taken away"
+    says = f"Five orders of removal, up to {SHOWN} of 64 heads"
+    counts = tuple(COUNTS[place] for place in shown)
+    drawn = render_svg(Plot(title, says, "heads taken away, of 64", "guessed right", counts, series, unit="share"))
     assert drawn is not None
     return drawn
 
@@ -111,6 +128,25 @@ def curve_table(found: dict[str, list[tuple[float, ...]]]) -> str:
             cells.append(f"{100 * sum(values) / len(values):.1f}%{spread}")
         rows.append(cells)
     return table(["heads taken away", *found], rows, words=0)
+
+
+def verdict(found: dict[str, list[tuple[float, ...]]], residues: int) -> str:
+    """What the table says, by its own numbers: which orders beat the best of chance, at half of the heads."""
+    place = COUNTS.index(32)
+    chance = next(lines for name, lines in found.items() if name.startswith("random"))
+    worst, best = (100 * bound(line[place] for line in chance) for bound in (min, max))
+    said = []
+    for name, lines in found.items():
+        if lines is not chance:
+            value = 100 * lines[0][place]
+            how = "above" if value > best else "below" if value < worst else "within"
+            said.append(f"{name} {value:.1f}%, {how} them")
+    middle = (worst + best) / 200
+    error = 100 * (middle * (1 - middle) / residues) ** 0.5
+    return (
+        f"With half of the heads gone, chance leaves {worst:.1f}% to {best:.1f}% over {len(chance)} draws: {'; '.join(said)}.\n"
+        f"{residues} residues leave a standard error of {error:.1f} points, so that differences of a few points say nothing."
+    )
 
 
 def agreement(found: dict[str, Importance]) -> str:
@@ -178,7 +214,9 @@ Taken away means that a head's output is zero, all of them at once; nothing is t
 
 The first-order score is the mean over sequences of |dL/dg|, g a factor on the head's output (Michel et al., arXiv 1905.10650);
 "layers normalised" divides the scores of each layer by their Euclidean norm, as that paper does. "Zero ablation" ranks heads by
-what the loss rises by when each is taken away alone. None of these orders knows what heads do for one another.
+what the loss rises by when each is taken away alone. Only scores that are asked again see what heads do for one another.
+
+{verdict(lines, residues)}
 
 ## Do the measures agree?
 
@@ -210,7 +248,7 @@ def main() -> None:
     for method in METHODS:
         found[method] = importance(model, ranked, method=method)
         say(f"{method}: {found[method].seconds:.0f} s")
-    lines = curves(model, judged, orders(found, RANDOM))
+    lines = curves(model, judged, orders(model, ranked, found, RANDOM))
     gates = "" if asked.no_gates else with_gates(model, ranked, judged, found, asked.steps)
     residues = sum(int((batch["labels"] != -100).sum()) for batch in judged)
     text = page(found, lines, gates, residues, (time.perf_counter() - began) / 60)
