@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError
-from manyheads.models.handed import widened
+from manyheads.models.handed import Handed, widened
 from manyheads.ops import masks, softmax
 from manyheads.ops.predicates import Visible
 
@@ -101,6 +101,8 @@ def read_call(
     where = path or type(module).__name__
     _check_keywords(keywords, where)
     scaling = keywords.get("scaling")
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = _autocast(q, k, v)
     q = q.expand(k.shape[0], -1, -1, -1) if q.shape[0] == 1 else q  # learned queries serve every sequence
     visible, bias = _mask(module, q, k, mask, keywords, where)
     extra = keywords.get("position_bias")
@@ -113,6 +115,12 @@ def read_call(
         keywords.get("softcap"), _sinks(keywords, q.shape[1], where), float(keywords.get("dropout") or 0.0), recomputed,
         bool(asked),
     )  # fmt: skip
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """In the type of autocast, to which torch's own attention casts too: a model's rotation leaves q and k in float32."""
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(x if isinstance(x, Handed) else x.to(dtype) for x in tensors)
 
 
 def _check_keywords(keywords: Mapping[str, Any], where: str) -> None:
