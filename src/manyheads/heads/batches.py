@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from manyheads.models.door_attentions import Attentions
 __all__ = ["Batch", "Place", "Tokens", "padded", "places", "prepared", "windows"]
 
 # What a user hands over: tokens alone, or everything that the model is called with.
-Batch = Tensor | Mapping[str, Any]
+Batch: TypeAlias = Tensor | Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def compiled_scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight, boun
     low, high = bounds or (torch.zeros(r, dtype=torch.int64), torch.full((r,), columns.stop))
     low, high = (low - columns.start).clamp(0, c).contiguous(), (high - columns.start).clamp(0, c).contiguous()
     marks, known = roomy(sight.marks), sight.ids is not None and sight.keys is not None and sight.before is not None
-    counters = np.zeros(1, dtype=np.int64)
+    counters: Any = np.zeros(1, dtype=np.int64)
     keys, before = (roomy(x) if known and x is not None else None for x in (sight.keys, sight.before))
     ids = None if sight.ids is None else sight.ids.contiguous()
     request = np.array(
@@ -99,7 +99,7 @@ def _at(x: Tensor | None, place: int) -> int:
 def _kernel() -> Entry:
     def run(pointer):
         r = carray(pointer, 1)[0]
-        found = np.empty(_SUMS, dtype=np.float32)
+        found: Any = np.empty(_SUMS, dtype=np.float32)
         task = take(r.counters)
         while task < r.rows:
             _visit(r, task, found)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -40,8 +40,8 @@ _OF_TOKENS = ("duplicate", "induction")
 _KEPT_MASKS = 4
 
 # Ids of tokens, or a function of the ids (b, s) that says which keys are in the set, (b, s) booleans.
-KeySet = Tensor | Sequence[int] | Callable[[Tensor], Tensor]
-Floats = NDArray[np.float64]
+KeySet: TypeAlias = Tensor | Sequence[int] | Callable[[Tensor], Tensor]
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,8 @@ class HeadStatistics:
         rows = [row for row, place in enumerate(self.places) if place.stage == stage]
         if not rows:
             raise ManyheadsError(f"there is no stack {stage!r}; valid: {', '.join(map(repr, self.stages))}")
-        arrays = {n: getattr(self, n)[rows] for n in (*_PLAIN, "queries", "offsets", "top_offsets")}
-        named = {n: {key: x[rows] for key, x in getattr(self, n).items()} for n in ("mass", "eligible")}
+        arrays: dict[str, Any] = {n: getattr(self, n)[rows] for n in (*_PLAIN, "queries", "offsets", "top_offsets")}
+        named: dict[str, Any] = {n: {key: x[rows] for key, x in getattr(self, n).items()} for n in ("mass", "eligible")}
         chance = None if self.chance is None else self.chance.of(stage)
         return replace(self, places=tuple(self.places[row] for row in rows), chance=chance, **arrays, **named)
 

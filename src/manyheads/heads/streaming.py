@@ -45,7 +45,7 @@ class Sums:
 
     def __post_init__(self) -> None:
         h, many = self.heads, len(self.marks)
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "mass": (many, h),
             "seen": (many, h),
             "offsets": (h, 2 * self.reach + 1),
