@@ -10,6 +10,7 @@ file of its entry and of those in `kernels` only (kernels.caching).
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
