@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import BackendError, ConversionError, ManyheadsError
+from manyheads.models.load import first_line
 
 __all__ = ["logits_of", "random_batch"]
 
@@ -55,9 +56,8 @@ def logits_of(model: Any, *, seed: int = 0) -> Tensor:
     except ManyheadsError:
         raise
     except Exception as error:  # a model of transformers that does not run is not a bug of ours
-        first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise BackendError(
-            f"transformers cannot run {type(model).__name__} ({type(error).__name__}: {first})"
+            f"transformers cannot run {type(model).__name__} ({type(error).__name__}: {first_line(error)})"
         ) from error
     found: Tensor = answer[0] if getattr(answer, "logits", None) is None else answer.logits
     return found.double().cpu()

@@ -7,7 +7,7 @@ from manyheads.kernels.access import prefetch
 from manyheads.kernels.caching import Compiled, compiled
 from manyheads.kernels.micro import mix, pack, scores, scores_packed, widen
 
-__all__ = ["mixes", "packed_scores", "row_scores", "widened_tile"]
+__all__ = ["mixes", "packed_scores", "place", "row_scores", "widened_tile"]
 
 
 def packed_scores(kind: int, size: int) -> Compiled:
@@ -56,6 +56,36 @@ def widened_tile(kind: int, size: int) -> Compiled:
     return run
 
 
+def _by_rows(four: Compiled, three: Compiled, two: Compiled, one: Compiled) -> Compiled:
+    """Any number of rows (x, of stride x_row, to out) over a tile of keys or values: four at a time, then those left over."""
+
+    @compiled
+    def run(x, x_row, rows, tile, tile_row, count, out, out_row, ahead, ahead_row):
+        row = 0
+        while rows - row >= 4:
+            four(x + row * x_row, x_row, tile, tile_row, count, out + row * out_row, out_row, ahead, ahead_row)
+            row += 4
+        if rows - row == 3:
+            three(x + row * x_row, x_row, tile, tile_row, count, out + row * out_row, out_row, ahead, ahead_row)
+        elif rows - row == 2:
+            two(x + row * x_row, x_row, tile, tile_row, count, out + row * out_row, out_row, ahead, ahead_row)
+        elif rows - row == 1:
+            one(x + row * x_row, x_row, tile, tile_row, count, out + row * out_row, out_row, ahead, ahead_row)
+
+    return run
+
+
+def place(kind: int) -> Compiled:
+    """Where element n of a row stands once the row is widened: of BF16 the even ones of each 32 stand before the odd ones."""
+    interleaved = kind == lanes.BF16
+
+    @compiled
+    def run(n):
+        return n // 32 * 32 + n % 2 * 16 + n % 32 // 2 if interleaved else n
+
+    return run
+
+
 def row_scores(kind: int, size: int) -> Compiled:
     """Scores of all rows over a tile: four rows by four keys at a time, fewer rows with more keys.
 
@@ -65,20 +95,7 @@ def row_scores(kind: int, size: int) -> Compiled:
         _scores_of(kind, size, rows, keys) for rows, keys in ((4, 4), (3, 5), (2, 8), (1, 16))
     )  # fmt: skip
 
-    @compiled
-    def run(q, q_row, rows, k, k_row, count, out, out_row, ahead, ahead_row):
-        row = 0
-        while rows - row >= 4:
-            four(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row, ahead, ahead_row)
-            row += 4
-        if rows - row == 3:
-            three(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row, ahead, ahead_row)
-        elif rows - row == 2:
-            two(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row, ahead, ahead_row)
-        elif rows - row == 1:
-            one(q + row * q_row, q_row, k, k_row, count, out + row * out_row, out_row, ahead, ahead_row)
-
-    return run
+    return _by_rows(four, three, two, one)
 
 
 def _scores_of(kind: int, size: int, rows: int, keys: int) -> Compiled:
@@ -109,20 +126,7 @@ def mixes(kind: int, size: int) -> Compiled:
         _mix_of(kind, size, rows, columns) for rows, columns in ((4, 64), (3, 64), (2, 128), (1, 128))
     )  # fmt: skip
 
-    @compiled
-    def run(p, p_row, rows, v, v_row, count, out, out_row, ahead, ahead_row):
-        row = 0
-        while rows - row >= 4:
-            four(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row, ahead, ahead_row)
-            row += 4
-        if rows - row == 3:
-            three(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row, ahead, ahead_row)
-        elif rows - row == 2:
-            two(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row, ahead, ahead_row)
-        elif rows - row == 1:
-            one(p + row * p_row, p_row, v, v_row, count, out + row * out_row, out_row, ahead, ahead_row)
-
-    return run
+    return _by_rows(four, three, two, one)
 
 
 def _mix_of(kind: int, size: int, rows: int, columns: int) -> Compiled:

@@ -17,7 +17,7 @@ from numba import carray, from_dtype, types
 
 from manyheads.kernels import lanes
 from manyheads.kernels.access import floats, half, integers, take
-from manyheads.kernels.blocks import mixes, packed_scores, row_scores, widened_tile
+from manyheads.kernels.blocks import mixes, packed_scores, place, row_scores, widened_tile
 from manyheads.kernels.caching import Compiled, Entry, compiled, entry
 from manyheads.kernels.micro import exceeds, row_maximum, softmax_row
 from manyheads.kernels.request import ARRIVED, DONE, NEXT, REQUEST
@@ -119,8 +119,7 @@ def _stretch(r, batch, split):
 
 def _queries(kind: int, size: int) -> Compiled:
     """The rows of a task: scaled, and in the order in which keys are widened, zeros up to whole loads."""
-    columns = lanes.padded(kind, size)
-    interleaved = kind == lanes.BF16
+    columns, where = lanes.padded(kind, size), place(kind)
 
     @compiled
     def run(r, batch, head, out):
@@ -131,12 +130,8 @@ def _queries(kind: int, size: int) -> Compiled:
             line = carray(floats(out + 4 * row * columns), (columns,))
             if columns > size:
                 line[:] = 0.0
-            if interleaved:
-                for c in range(size):
-                    line[c // 32 * 32 + c % 2 * 16 + c % 32 // 2] = scale * source[c]
-            else:
-                for c in range(size):
-                    line[c] = scale * source[c]
+            for c in range(size):
+                line[where(c)] = scale * source[c]
 
     return run
 
@@ -235,7 +230,7 @@ def _hide(line, row, tops, sums):
 
 def _finish(kind: int, size: int) -> Compiled:
     """Adds up the stretches of each row and divides: zeros where nothing was seen; BF16's columns back in order."""
-    interleaved, columns = kind == lanes.BF16, lanes.padded(kind, size)
+    columns, where = lanes.padded(kind, size), place(kind)
 
     @compiled
     def run(r, group, first):
@@ -264,6 +259,6 @@ def _finish(kind: int, size: int) -> Compiled:
                     sums[n] = share if split == 0 else sums[n] + share
             divisor = np.float32(whole) if best != -np.inf else np.float32(1.0)
             for n in range(size):
-                out[n] = sums[n // 32 * 32 + n % 2 * 16 + n % 32 // 2 if interleaved else n] / divisor
+                out[n] = sums[where(n)] / divisor
 
     return run

@@ -21,7 +21,17 @@ from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models import unpacked
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["DEMO_COMMAND", "DEVICES", "DTYPES", "Loaded", "check_runnable", "demo_model", "hushed", "load_model"]
+__all__ = [
+    "DEMO_COMMAND",
+    "DEVICES",
+    "DTYPES",
+    "Loaded",
+    "check_runnable",
+    "demo_model",
+    "first_line",
+    "hushed",
+    "load_model",
+]
 
 DTYPES = ("fp32", "bf16", "fp16")
 DEVICES = "cpu, cuda, cuda:N, mps or xpu"
@@ -119,7 +129,7 @@ def load_model(
         try:
             loaded.model.eval().requires_grad_(requires_grad=False).to(place)
         except (RuntimeError, MemoryError) as error:
-            raise BackendError(f"the model does not go onto {device}: {_first_line(error)}") from None
+            raise BackendError(f"the model does not go onto {device}: {first_line(error)}") from None
     return replace(loaded, seconds=time.perf_counter() - began)
 
 
@@ -131,7 +141,7 @@ def _device(name: str) -> Any:
         torch.zeros(1, device=place)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise BackendError(
-            f"--device {name}: {_first_line(error)}; valid: {DEVICES}, where this machine has it"
+            f"--device {name}: {first_line(error)}; valid: {DEVICES}, where this machine has it"
         ) from None
     if place.type == "meta":
         raise BackendError(f"--device {name}: nothing is computed there; valid: {DEVICES}")
@@ -200,7 +210,7 @@ def _folder(found: Located, revision: str | None, say: Say) -> str:
             found.text, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
         )
     except Exception as error:  # noqa: BLE001  the client raises its own kinds, its HTTP library's, and OSError
-        raise CheckpointError(f"{found.text}: cannot be fetched from the hub ({_first_line(error)})") from None
+        raise CheckpointError(f"{found.text}: cannot be fetched from the hub ({first_line(error)})") from None
     if not any(file.endswith(_WEIGHT_ENDINGS) for file in os.listdir(folder)):
         raise CheckpointError(
             f"{found.text}: has no .safetensors on the hub, and other weights (Python pickles) are not opened; "
@@ -315,7 +325,7 @@ def _tokenizer(folder: str, gguf: str = "") -> tuple[Any, str]:
         )
         ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
     except Exception as error:  # noqa: BLE001  each kind of tokenizer fails in its own way
-        return None, f"no tokenizer that transformers can load ({_first_line(error)})"
+        return None, f"no tokenizer that transformers can load ({first_line(error)})"
     return (tokenizer, "") if ids else (None, "its tokenizer makes no tokens of a text")
 
 
@@ -371,11 +381,12 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, or its kind where it says nothing, in one line of at most 200 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _loading_reason(error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return "it needs code of its own, which manyheads does not run"
-    return f"{type(error).__name__}: {_first_line(error)}"
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -19,7 +19,7 @@ from manyheads.cost.price import price
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.models.counting import check_parameters
 from manyheads.models.held import CacheCheck, Inputs, measure_cache, prompt_length
-from manyheads.models.load import Loaded, check_runnable, hushed, load_model
+from manyheads.models.load import Loaded, check_runnable, first_line, hushed, load_model
 from manyheads.models.reading import Reading
 from manyheads.models.scoring import MOST_WINDOW, Scores, score, shuffled, token_ids
 from manyheads.models.surroundings import machine, usual_threads, versions
@@ -79,9 +79,8 @@ def xray(request: Request, *, say: Say = lambda _: None, sections: Sequence[Sect
         except ManyheadsError:
             raise
         except Exception as error:  # a model of transformers that does not run is not a bug of ours
-            first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise BackendError(
-                f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first})"
+                f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first_line(error)})"
             ) from error
         return _report(request, checkpoint, loaded, measured, parts)
 
