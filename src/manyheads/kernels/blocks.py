@@ -7,7 +7,7 @@ from manyheads.kernels.access import prefetch
 from manyheads.kernels.caching import Compiled, compiled
 from manyheads.kernels.micro import mix, pack, scores, scores_packed, widen
 
-__all__ = ["mixes", "packed_scores", "place", "row_scores", "widened_tile"]
+__all__ = ["mixes", "packed_scores", "row_scores", "widened_tile"]
 
 
 def packed_scores(kind: int, size: int) -> Compiled:
@@ -71,17 +71,6 @@ def _by_rows(four: Compiled, three: Compiled, two: Compiled, one: Compiled) -> C
             two(x + row * x_row, x_row, tile, tile_row, count, out + row * out_row, out_row, ahead, ahead_row)
         elif rows - row == 1:
             one(x + row * x_row, x_row, tile, tile_row, count, out + row * out_row, out_row, ahead, ahead_row)
-
-    return run
-
-
-def place(kind: int) -> Compiled:
-    """Where element n of a row stands once the row is widened: of BF16 the even ones of each 32 stand before the odd ones."""
-    interleaved = kind == lanes.BF16
-
-    @compiled
-    def run(n):
-        return n // 32 * 32 + n % 2 * 16 + n % 32 // 2 if interleaved else n
 
     return run
 

@@ -17,9 +17,9 @@ from numba import carray, from_dtype, types
 
 from manyheads.kernels import lanes
 from manyheads.kernels.access import floats, half, integers, take
-from manyheads.kernels.blocks import mixes, packed_scores, place, row_scores, widened_tile
+from manyheads.kernels.blocks import mixes, packed_scores, row_scores, widened_tile
 from manyheads.kernels.caching import Compiled, Entry, compiled, entry
-from manyheads.kernels.micro import exceeds, row_maximum, softmax_row
+from manyheads.kernels.micro import exceeds, place, row_maximum, softmax_row
 from manyheads.kernels.request import ARRIVED, DONE, NEXT, REQUEST
 from manyheads.kernels.scratch import PACKED_ROWS, PACKED_TILE_KEYS, TILE_KEYS
 
@@ -119,7 +119,7 @@ def _stretch(r, batch, split):
 
 def _queries(kind: int, size: int) -> Compiled:
     """The rows of a task: scaled, and in the order in which keys are widened, zeros up to whole loads."""
-    columns, where = lanes.padded(kind, size), place(kind)
+    columns = lanes.padded(kind, size)
 
     @compiled
     def run(r, batch, head, out):
@@ -131,7 +131,7 @@ def _queries(kind: int, size: int) -> Compiled:
             if columns > size:
                 line[:] = 0.0
             for c in range(size):
-                line[where(c)] = scale * source[c]
+                line[place(kind, c)] = scale * source[c]
 
     return run
 
@@ -230,7 +230,7 @@ def _hide(line, row, tops, sums):
 
 def _finish(kind: int, size: int) -> Compiled:
     """Adds up the stretches of each row and divides: zeros where nothing was seen; BF16's columns back in order."""
-    columns, where = lanes.padded(kind, size), place(kind)
+    columns = lanes.padded(kind, size)
 
     @compiled
     def run(r, group, first):
@@ -259,6 +259,6 @@ def _finish(kind: int, size: int) -> Compiled:
                     sums[n] = share if split == 0 else sums[n] + share
             divisor = np.float32(whole) if best != -np.inf else np.float32(1.0)
             for n in range(size):
-                out[n] = sums[where(n)] / divisor
+                out[n] = sums[place(kind, n)] / divisor
 
     return run

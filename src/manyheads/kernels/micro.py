@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from manyheads.kernels import lanes
 
-__all__ = ["exceeds", "mix", "pack", "row_maximum", "scores", "scores_packed", "softmax_row", "widen"]
+__all__ = ["exceeds", "mix", "pack", "place", "row_maximum", "scores", "scores_packed", "softmax_row", "widen"]
 
 _INT = types.intp
 
@@ -212,6 +212,25 @@ def widen(typingctx, kind, size, source, out):
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def place(typingctx, kind, n):
+    """Where element n of a row stands in what `widen` writes: of BF16 the even ones of each 32 before the odd ones."""
+    if not _literals(kind):
+        return None
+    interleaved = kind.literal_value == lanes.BF16
+
+    def generate(context, builder, signature, arguments):
+        n = arguments[1]
+        if not interleaved:
+            return n
+        run = builder.and_(n, lanes.constant(~31))
+        odd = builder.shl(builder.and_(n, lanes.constant(1)), lanes.constant(4))
+        pair = builder.lshr(builder.and_(n, lanes.constant(31)), lanes.constant(1))
+        return builder.or_(builder.or_(run, odd), pair)
+
+    return types.int64(kind, types.int64), generate
 
 
 @intrinsic

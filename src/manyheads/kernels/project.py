@@ -19,8 +19,9 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.kernels import lanes, team
 from manyheads.kernels.access import floats, take
-from manyheads.kernels.blocks import mixes, place, row_scores
+from manyheads.kernels.blocks import mixes, row_scores
 from manyheads.kernels.caching import Entry, entry
+from manyheads.kernels.micro import place
 
 __all__ = ["KINDS", "times", "times_transposed"]
 
@@ -76,7 +77,7 @@ def _run(code: Entry, x: Tensor, w: Tensor, *, columns: int, widened: int, inner
 @cache
 def _mixing(kind: int, size: int) -> Entry:
     """`times` for rows of `size` elements."""
-    mix, columns, at = mixes(kind, size), lanes.padded(kind, size), place(kind)
+    mix, columns = mixes(kind, size), lanes.padded(kind, size)
 
     def run(pointer):
         r = carray(pointer, 1)[0]
@@ -90,7 +91,7 @@ def _mixing(kind: int, size: int) -> Entry:
                 source = carray(floats(sums + 4 * row * columns), (columns,))
                 y = carray(floats(r.y + head * r.y_head + row * r.y_row), (size,))
                 for n in range(size):
-                    y[n] = source[at(n)]
+                    y[n] = source[place(kind, n)]
             head = take(r.counter)
 
     return entry(run, _SIGNATURE, name=("times", kind, size))
@@ -99,7 +100,7 @@ def _mixing(kind: int, size: int) -> Entry:
 @cache
 def _scoring(kind: int, size: int) -> Entry:
     """`times_transposed` for rows of `size` elements."""
-    score, columns, at = row_scores(kind, size), lanes.padded(kind, size), place(kind)
+    score, columns = row_scores(kind, size), lanes.padded(kind, size)
 
     def run(pointer):
         r = carray(pointer, 1)[0]
@@ -111,7 +112,7 @@ def _scoring(kind: int, size: int) -> Entry:
                 line = carray(floats(x + 4 * row * columns), (columns,))
                 source = carray(floats(r.x + head * r.x_head + row * r.x_row), (size,))
                 for n in range(size):
-                    line[at(n)] = source[n]
+                    line[place(kind, n)] = source[n]
             w, y = r.w + head * r.w_head, r.y + head * r.y_head
             score(x, 4 * columns, r.rows, w, r.w_row, r.inner, y, r.y_row, w + r.w_head, r.w_row)
             head = take(r.counter)
