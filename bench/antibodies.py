@@ -1,9 +1,9 @@
 """Variable regions of antibodies that are medicines, and AntiBERTy to guess their residues.
 
-The sequences are public (International Nonproprietary Names, World Health Organization); they were typed in from memory
-and not checked against a source: a mistyped residue would count as one that the model gets wrong, the same for every way of removing heads. The model comes
-from PyPI, `pip install --no-deps --only-binary :all: antiberty==0.1.3` (MIT, weights inside), and is read without
-importing the package.
+The sequences are public (International Nonproprietary Names, World Health Organization) and were compared with other
+published copies, of the chains of PDB entries 1N8Z, 3WD5, 2OSL and 1YY9 among them. The model comes from PyPI,
+`pip install --no-deps --only-binary :all: antiberty==0.1.3` (MIT, weights inside), and is read without importing the
+package.
 """
 
 from __future__ import annotations
