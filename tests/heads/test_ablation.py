@@ -12,7 +12,10 @@ transformers = pytest.importorskip("transformers")
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.ablation import ablation, removal_curve, without  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.importance import importance  # noqa: E402
+from manyheads.heads.importance import importance, rank_correlation  # noqa: E402
+from manyheads.heads.replay import Replay  # noqa: E402
+from manyheads.models.door import opened  # noqa: E402
+from manyheads.ops import softmax  # noqa: E402
 from tiny_transformers import build, inputs, logits  # noqa: E402
 
 FAMILIES = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "jamba", "qwen3_next", "modernbert", "t5", "whisper", "opt"]
@@ -155,32 +158,149 @@ def test_a_prefix_that_is_computed_once_changes_nothing(name: str) -> None:
         assert bool((quick.scores.nan_to_num() != 0).any())
 
 
-def test_layers_that_share_one_block_are_one_row() -> None:
-    config = transformers.AlbertConfig(
-        vocab_size=97,
-        embedding_size=8,
-        hidden_size=12,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=16,
+def test_what_was_kept_for_a_replay_is_not_written_into() -> None:
+    """A gate around the ablation that changes outputs where they lie: the next head's forward has what the first had."""
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    with opened(model, gates=[lambda _, out: out.mul_(0.5)]):
+        quick, plain = (ablation(model, [ids], heads={1: [0, 1, 2]}, reuse=reuse) for reuse in (True, False))
+    assert quick.reused
+    assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())
+
+
+def test_a_replay_whose_attention_is_not_what_it_was_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the prefix takes the outputs that were kept: wrong ones make it compute everything each time."""
+    monkeypatch.setattr(Replay, "__call__", lambda self, call: self._outputs[call.path] + 0.1)
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    found = ablation(model, [ids])
+    assert not found.reused
+    assert torch.equal(found.scores, ablation(model, [ids], reuse=False).scores)
+
+
+@pytest.mark.parametrize("how", ["zero", "mean"])
+@pytest.mark.parametrize(
+    ("name", "changes", "size"),
+    [("llama", {}, 3), ("gemma2", {}, 3), ("llama", {"num_key_value_heads": 1}, 6), ("gpt2", {}, 1)],
+)
+def test_a_group_goes_with_all_its_queries(name: str, changes: dict[str, Any], size: int, how: str) -> None:
+    model, ids = build(name, dtype=torch.float64, **changes), inputs(name)["input_ids"]
+    found = ablation(model, [ids], unit="group", how=how)
+    assert (found.unit, found.reused) == ("group", True)
+    for row, place in enumerate(found.places):
+        assert place.group == size
+        for first in range(0, place.heads, size):
+            heads = [place.head(number) for number in range(first, first + size)]
+            with without(model, heads, instead=means(model, ids, place.path) if how == "mean" else None):
+                wanted = importance(model, [ids]).baseline - found.baseline
+            assert found.scores[row, first : first + size].tolist() == pytest.approx([wanted] * size, abs=1e-12)
+    if size == 1:
+        assert torch.equal(found.scores, ablation(model, [ids], how=how).scores)
+
+
+def means(model: Any, ids: torch.Tensor, path: str) -> dict[str, torch.Tensor]:
+    """(h, v) of one attention module."""
+    seen: dict[str, torch.Tensor] = {}
+    with opened(model, observers=[lambda call, out: seen.update({call.path: out.mean((0, 2))})]):
+        logits(model, {"input_ids": ids})
+    return {path: seen[path]}
+
+
+def test_groups_are_named_by_any_of_their_heads_and_compare_with_single_heads() -> None:
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    every = ablation(model, [ids], unit="group")
+    some = ablation(model, [ids], unit="group", heads={1: [4], 2: [0, 1]})
+    assert some.heads() == tuple(
+        Head(layer, head) for layer, first in ((1, 3), (2, 0)) for head in range(first, first + 3)
     )
+    assert all(some.score(head) == every.score(head) for head in some.heads())
+    order = every.ranking()
+    assert all(len({(h.layer, h.head // 3) for h in order[at : at + 3]}) == 1 for at in range(0, 18, 3))
+    curve = removal_curve(model, [ids], order, counts=[0, 3])
+    assert curve.values[1] - curve.values[0] == pytest.approx(every.score(order[0]), abs=1e-6)
+    assert rank_correlation(every, every) == pytest.approx(1)
+    assert -1 <= rank_correlation(every, ablation(model, [ids])) < 1
+    with pytest.raises(ManyheadsError, match="unit='layer' is not one of 'head', 'group'"):
+        ablation(model, [ids], unit="layer")
+
+
+def albert(**changes: Any) -> Any:
+    """Three layers that are one module, called three times."""
     torch.manual_seed(0)
-    model, batch = transformers.AlbertModel(config).eval(), inputs("bert")
-    found = ablation(model, [batch], metric=mean_square)
+    config = transformers.AlbertConfig(**{
+        "vocab_size": 97, "embedding_size": 8, "hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "intermediate_size": 16, "attn_implementation": "sdpa", **changes,
+    })  # fmt: skip
+    model = transformers.AlbertForMaskedLM(config).eval().double()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.5)
+    return model
+
+
+def seen_in_each_layer(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+    """The inputs (b, t, h·v) of the one output projection, layer by layer."""
+    kept: list[torch.Tensor] = []
+    projection = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
+    hook = projection.register_forward_pre_hook(lambda _, args: kept.append(args[0].detach().clone()))
+    logits(model, {"input_ids": ids})
+    hook.remove()
+    return kept
+
+
+@pytest.mark.parametrize("how", ["zero", "mean", "resample"])
+def test_a_head_of_a_shared_module_goes_from_every_layer_at_once(how: str) -> None:
+    """ALBERT: one row; what its output projection is given for a head is replaced in each of three calls."""
+    model, ids = albert(), inputs("bert")["input_ids"]
+    found = ablation(model, [ids], how=how, metric=mean_square)
+    assert found.reused
     assert found.scores.shape == (1, 2)
-    assert torch.equal(found.scores, ablation(model, [batch], metric=mean_square, reuse=False).scores)
+    layers = seen_in_each_layer(model, ids)
+    mean = torch.stack(layers).mean((0, 1, 2))
+    instead = {"zero": [0 * x for x in layers], "mean": [mean.expand_as(x) for x in layers],
+               "resample": [x.roll(-1, 0) for x in layers]}[how]  # fmt: skip
+    projection = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
+    for head in (0, 1):
+        given = iter(instead)
+
+        def swap(_: Any, args: Any, *, given: Any = given, part: slice = slice(6 * head, 6 * head + 6)) -> Any:
+            x = args[0].clone()
+            x[..., part] = next(given)[..., part]
+            return (x,)
+
+        hook = projection.register_forward_pre_hook(swap)
+        wanted = mean_square((logits(model, {"input_ids": ids}),), None).item() - found.baseline
+        hook.remove()
+        assert found.score(Head(0, head)) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_first_order_scores_of_a_shared_module_are_slopes_of_all_its_calls_together() -> None:
+    model, ids = albert(), inputs("bert", batch=1)["input_ids"]
+    found = importance(model, [ids], metric=mean_square)
+    projection = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
+    weight, values = projection.weight.data.clone(), []
+    for factor in (1 + 1e-5, 1 - 1e-5):  # of head 1, in every layer
+        projection.weight.data[:, 6:] = weight[:, 6:] * factor
+        values.append(mean_square((logits(model, {"input_ids": ids}),), None).item())
+    assert found.slopes[0, 1].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
 
 
 def test_only_the_layers_from_the_head_on_are_computed() -> None:
     model, ids = build("llama", num_hidden_layers=6), inputs("llama")["input_ids"]
-    ran = [0] * 6
+    ran, attended = [0] * 6, [0] * 6
     for number, layer in enumerate(model.model.layers):
         layer.mlp.register_forward_hook(lambda *_, number=number: ran.__setitem__(number, ran[number] + 1))
-    ablation(model, [ids, ids])
+
+    def counted(call: Any) -> torch.Tensor:
+        attended[call.layer] += 1
+        return softmax.attention(call.q, call.k, call.v, **call.options)
+
+    with opened(model, implementation=counted):
+        ablation(model, [ids, ids])
     # Layer l runs for the heads of layers 0 to l, in both batches; in full to count the heads, and to keep the prefix of
     # each batch; and once more for each of the checks, which start at layers 3, 5 (of 6 // 2, 6 // 4 and the last).
     checks = [0, 0, 0, 1, 1, 2]
     assert ran == [2 * 6 * (layer + 1) + 3 + checks[layer] for layer in range(6)]
+    # The attention whose head goes has the output that it had, for each of its 6 heads and each check that starts at it.
+    starts = [0, 0, 0, 1, 0, 1]
+    assert attended == [ran[layer] - 2 * 6 - starts[layer] for layer in range(6)]
 
 
 def test_a_prefix_that_cannot_be_replayed_is_computed_each_time() -> None:

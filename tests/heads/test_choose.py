@@ -53,6 +53,33 @@ def test_whole_groups_go_together_and_one_of_each_layer_stays(ids: Any) -> None:
         choose(model, [ids], 2, whole_groups=True)
 
 
+def test_whole_groups_are_judged_by_taking_all_of_them_away() -> None:
+    """A text on which the sums of single heads would choose another group."""
+    model, ids = tiny.build("llama"), torch.randint(3, 90, (2, 11), generator=torch.Generator().manual_seed(10))
+    groups = [[Head(layer, first + n, "decoder") for n in range(3)] for layer in range(3) for first in (0, 3)]
+    alone = {head: loss_without(model, ids, [head]) for group in groups for head in group}
+    best = min(groups, key=lambda group: loss_without(model, ids, group))
+    assert best != min(groups, key=lambda group: sum(alone[head] for head in group))  # or the test could not fail
+    assert choose(model, [ids], 3, method="zero", whole_groups=True).heads == tuple(best)
+
+
+def test_groups_of_different_sizes_are_judged_by_what_they_cost_a_head(ids: Any) -> None:
+    """Group 0 of layer 0 has lost two of its three heads before: its score is that of one head."""
+    model, whole = tiny.build("llama"), tiny.build("llama")
+    prune(model, {0: (0, 1)})
+    gone = [Head(0, head, "decoder") for head in (0, 1)]
+    groups = [[Head(layer, first + n, "decoder") for n in range(3)] for layer in range(3) for first in (0, 3)]
+    groups[0] = groups[0][2:]
+    base = loss_without(whole, ids, gone)
+    best = min(groups, key=lambda group: (loss_without(whole, ids, gone + group) - base) / len(group))
+    assert choose(model, [ids], 3, method="zero", whole_groups=True, rounds=1).heads == tuple(best)
+
+
+def test_a_layer_of_one_group_loses_none_by_budget(ids: Any) -> None:
+    with pytest.raises(ManyheadsError, match="no whole group can go: one of each layer stays"):
+        choose(tiny.build("llama", num_key_value_heads=1), [ids], 6, method="zero", whole_groups=True)
+
+
 def test_what_went_before_is_not_chosen_again_and_numbers_stay_original(ids: Any) -> None:
     model, whole = tiny.build("llama"), tiny.build("llama")
     prune(model, {0: (0, 1, 2), 2: (3, 4, 5)})

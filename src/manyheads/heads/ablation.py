@@ -1,4 +1,4 @@
-"""Taking heads away for real, one at a time or one after another, and measuring what that costs.
+"""Taking heads away for real, one or one group at a time or one after another, and measuring what that costs.
 
 Each head is taken out where heads are still apart, at the input of the output projection, and the rest of the network
 runs again; what comes before the layer is the same for all its heads and is computed once.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,9 +27,14 @@ from manyheads.heads.scores import Importance
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
 
-__all__ = ["METHODS", "Removal", "ablation", "removal_curve", "without"]
+__all__ = ["METHODS", "UNITS", "Removal", "ablation", "removal_curve", "without"]
+
+UNITS = ("head", "group")
+"""What is taken away at once: a query head, or all query heads that share a key/value head."""
 
 Say = Callable[[int, int], None]
+
+_Job = tuple[int, tuple[int, ...]]
 
 # How far the metric may move when the prefix is replayed: sums on a GPU may be taken in another order.
 _SAME = 1e-5
@@ -42,11 +47,15 @@ def ablation(
     how: str = "zero",
     metric: Metric | None = None,
     heads: Heads | None = None,
+    unit: Literal["head", "group"] = "head",
     reuse: bool = True,
     say: Say = lambda *_: None,
 ) -> Importance:
     """What the metric rises by when each of `heads` (None: all) is taken away alone, the others in place.
 
+    unit     "group": all query heads that share a key/value head go at once, those of `heads` with their neighbours; the
+             score of the group stands at each of its heads. The same as "head" where every head has keys of its own; where
+             a layer has one key/value head, what the layer's attention is worth
     how      what the head gives instead: "zero"; "mean", its mean over all positions that are no padding; "resample", its
              output on the next sequence of `batches`, the first following the last (two are needed)
     reuse    compute what comes before the layer once. It is checked on the first batch that this changes nothing, and
@@ -55,10 +64,11 @@ def ablation(
     Runs in evaluation mode and without gradients; the model is afterwards as it was. Errors as in `importance`.
     """
     began = time.perf_counter()
+    if unit not in UNITS:
+        raise ManyheadsError(f"unit={unit!r} is not one of {', '.join(map(repr, UNITS))}")
     given = as_batches(model, batches)
     with _Run(model, given, how, metric).open() as run:
-        chosen = select(run.places, heads)
-        jobs = [(row, head) for row, numbers in chosen.items() for head in numbers]
+        jobs = _jobs(run.places, heads, unit)
         by_batch, baselines, weights = [], [], []
         reused = reuse
         for number in range(len(given)):
@@ -73,8 +83,19 @@ def ablation(
         scores = torch.einsum("nrh,n->rh", tables, share)
         return Importance(
             how, scores, ~torch.isnan(scores), baseline, run.places, tables, share, time.perf_counter() - began,
-            reused=reused,
+            reused=reused, unit=unit,
         )  # fmt: skip
+
+
+def _jobs(places: Sequence[Place], heads: Heads | None, unit: str) -> list[_Job]:
+    """What is taken away at a time: (row, its heads)."""
+    found: dict[_Job, None] = {}
+    for row, numbers in select(places, heads).items():
+        size = places[row].group if unit == "group" else 1
+        for number in numbers:
+            first = number // size * size
+            found[row, tuple(range(first, first + size))] = None
+    return list(found)
 
 
 def _told(say: Say, done: int, total: int) -> Callable[[int], None]:
@@ -82,9 +103,9 @@ def _told(say: Say, done: int, total: int) -> Callable[[int], None]:
 
 
 def _one_batch(
-    model: Any, run: _Run, number: int, jobs: list[tuple[int, int]], *, reuse: bool, say: Callable[[int], None]
+    model: Any, run: _Run, number: int, jobs: list[_Job], *, reuse: bool, say: Callable[[int], None]
 ) -> tuple[Tensor, float, float, bool]:
-    """(what each head's absence adds (rows, heads), the metric of the whole, its weight, whether the prefix was reused)."""
+    """(what each absence adds (rows, heads), the metric of the whole, its weight, whether the prefix was reused)."""
     table = torch.full(run.shape, torch.nan, dtype=torch.float64)
     with replaying(model, [place.path for place in run.places] if reuse else []) as replay:
         replay.record()
@@ -95,11 +116,11 @@ def _one_batch(
         run.prepare(number)
         # From the last layer to the first: a block that keeps something for later keeps what it had untouched.
         order = sorted(jobs, key=lambda job: (-replay.prefix(run.places[job[0]].path), job))
-        for done, (row, head) in enumerate(order):
+        for done, (row, heads) in enumerate(order):
             path = run.places[row].path
             replay.skip_to(path if reuse else None)
-            changed, _ = run.measure(number, {path: (head,)})
-            table[row, head] = changed - whole
+            changed, _ = run.measure(number, {path: heads})
+            table[row, list(heads)] = changed - whole
             say(done + 1)
     return table, whole, weight, reuse
 
@@ -177,8 +198,8 @@ class _Masked(Replacing):
         self._asked: dict[tuple[str, int], list[int]] = {}
         for head in addresses(heads):
             self._asked.setdefault((head.stage, head.layer), []).append(head.head)
-        self._stages = {place.path: place.stage for place in stacks(find_attentions(model))}
-        there = {(place.stage, place.layer) for place in stacks(find_attentions(model))}
+        self._places = {place.path: place for place in stacks(find_attentions(model))}
+        there = {(place.stage, place.layer) for place in self._places.values()}
         missing = next((place for place in self._asked if place not in there), None)
         if missing is not None:
             names = ", ".join(f"{stage}/{layer}" if stage else str(layer) for stage, layer in sorted(there))
@@ -188,9 +209,9 @@ class _Masked(Replacing):
             )
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
-        stage = self._stages[call.path]
-        mine = self._asked.get((stage, call.layer), [])
-        check_heads({call.layer: mine} if mine else {}, [out.shape[1]] * (call.layer + 1), stage=stage)
+        place = self._places[call.path]
+        mine = self._asked.get((place.stage, place.layer), [])
+        check_heads({place.layer: mine} if mine else {}, [out.shape[1]] * (place.layer + 1), stage=place.stage)
         self.gone = {call.path: mine}
         return super().__call__(call, out)
 
@@ -228,11 +249,11 @@ class _Run:
     def measure(self, number: int, gone: Mapping[str, Sequence[int]] | None = None) -> tuple[float, float]:
         """(value, weight) of the metric on batch `number` with the heads `gone` {path: heads} taken away."""
         batch = self._batches[number]
-        self._gate.gone = gone or {}
+        self._gate.take(gone or {})
         try:
             value, weight = measured(self._model, batch, metric_of(self._model, batch, self._metric))
         finally:
-            self._gate.gone = {}
+            self._gate.take({})
         return value.item(), weight
 
     def prepare(self, number: int) -> None:
@@ -240,7 +261,7 @@ class _Run:
         if self._how == "resample":
             following = (number + 1) % len(self._batches)
             own, after = self._outputs(number), self._outputs(following)
-            if number == following and all(len(out) == 1 for out, _ in own.kept.values()):
+            if number == following and all(len(out) == 1 for calls in own.kept.values() for out, _ in calls):
                 raise ManyheadsError(
                     "resampling needs the outputs of another text, and there is 1; at least 2 are needed"
                 )

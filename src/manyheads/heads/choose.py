@@ -87,7 +87,8 @@ def choose(
 
     method        of `heads.importance.importance`: "first-order", "zero", "mean" or "resample"
     whole_groups  all queries of a key/value head go together, so that the cache shrinks; the budget is not exceeded, and
-                  what is left of it that no whole group fits into stays
+                  what is left of it that no whole group fits into stays. Ablation takes the whole group away at once, and
+                  its score is shared out among its heads; first-order scores of heads are added up
     by_layer      divide each layer's scores by their norm, as Michel et al. do
 
     One head or group of every attention always stays. Raises ManyheadsError where the budget cannot be met.
@@ -97,6 +98,10 @@ def choose(
     can = units(held, whole_groups=whole_groups)
     smallest = min((len(unit) for unit in can.values()), default=0)
     most = sum(len(unit) for unit in can.values()) - sum(_largest(can, place) for place in held)
+    if whole_groups and most < smallest:
+        raise ManyheadsError(
+            "no whole group can go: one of each layer stays, and no layer has two key/value heads; valid: single heads"
+        )
     if not smallest <= budget <= most:
         what = f"groups of {smallest}" if whole_groups else "heads"
         raise ManyheadsError(
@@ -107,7 +112,9 @@ def choose(
     asked = 0
     while len(gone) + smallest <= budget:
         share = max(math.ceil((budget - len(gone)) / max(rounds - asked, 1)), smallest)
-        scores = _scores(model, known, held, gone, batches, method, by_layer=by_layer, metric=metric)
+        scores = _scores(
+            model, known, held, gone, batches, method, whole_groups=whole_groups, by_layer=by_layer, metric=metric
+        )
         asked += 1
         new = _least(can, held, scores, gone, min(share, budget - len(gone)))
         if not new:
@@ -123,23 +130,32 @@ def _largest(can: Mapping[Head, Sequence[Head]], place: tuple[str, int]) -> int:
 
 def _scores(
     model: Any, known: Described, held: Mapping[tuple[str, int], LayerHeads], gone: Sequence[Head], batches: Batches,
-    method: str, *, by_layer: bool, metric: Metric | None,
+    method: str, *, whole_groups: bool, by_layer: bool, metric: Metric | None,
 ) -> dict[Head, float]:  # fmt: skip
-    """The importance of every working head by its original number, with the heads of `gone` masked."""
+    """The importance of every working head by its original number, with the heads of `gone` masked; its share of that of
+    its whole group where this was measured."""
+    from manyheads.heads.ablation import METHODS, ablation
     from manyheads.heads.importance import importance
     from manyheads.models.door import opened
 
     gates = [mask(model, gone)] if gone else []
     with opened(model, gates=gates):
-        found = importance(model, batches, metric=metric, method=method)
+        if whole_groups and method in METHODS:
+            found = ablation(model, batches, how=method, metric=metric, unit="group")
+        else:
+            found = importance(model, batches, metric=metric, method=method)
     table = found.normalised() if by_layer else found.scores
     scores = {}
     for row, place in enumerate(found.places):
         stage = place.stage or main_stage(known.stated)
+        mine = held[stage, place.layer]
         for number in range(place.heads):
-            slot = held[stage, place.layer].slots[number]
+            slot = mine.slots[number]
             if slot >= 0:
-                scores[Head(place.layer, slot, stage)] = float(table[row, number])
+                together = (
+                    1 if found.unit == "head" else sum(each // mine.group == slot // mine.group for each in mine.kept)
+                )
+                scores[Head(place.layer, slot, stage)] = float(table[row, number]) / together
     return scores
 
 

@@ -28,6 +28,11 @@ class Place(NamedTuple):
     heads: int
     kv_heads: int
 
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
     def head(self, number: int) -> Head:
         """The address of one of its heads."""
         return Head(self.layer, number, self.stage)

@@ -17,12 +17,17 @@ METHODS = ("zero", "mean", "resample")
 
 
 class Replacing:
-    """A gate that takes heads away: `gone` {path: heads}. What they give instead is in `instead` {path: (h, v) of means or
-    (b, h, t, v)}; a path without an entry gives zeros."""
+    """A gate that takes heads away: `gone` {path: heads}, at every call of the module. What they give instead is in `instead`
+    {path: (h, v) of means, or (b, h, t, v) for each call of a forward}; a path without an entry gives zeros."""
 
     def __init__(self) -> None:
         self.gone: Mapping[str, Sequence[int]] = {}
-        self.instead: Mapping[str, Tensor] = {}
+        self.instead: Mapping[str, Tensor | Sequence[Tensor]] = {}
+        self._calls: dict[str, int] = {}
+
+    def take(self, gone: Mapping[str, Sequence[int]]) -> None:
+        """The next forward is without these heads."""
+        self.gone, self._calls = gone, {}
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
         gone = self.gone.get(call.path)
@@ -32,10 +37,12 @@ class Replacing:
         out = out.clone()
         if instead is None:
             out[:, heads] = 0
-        elif instead.dim() == 2:
+        elif isinstance(instead, Tensor):
             out[:, heads] = instead[heads][:, None].to(out)
-        else:
-            out[:, heads] = instead[:, heads].to(out)
+        else:  # a module that several layers share has other outputs in each
+            number = self._calls.get(call.path, 0)
+            self._calls[call.path] = number + 1
+            out[:, heads] = instead[number][:, heads].to(out)
         return out
 
 
@@ -62,14 +69,15 @@ class Means:
 
 
 class Outputs:
-    """An observer that keeps the outputs of the heads of one forward, by path, and which of their positions are real."""
+    """An observer that keeps the outputs of the heads of one forward, by path and call, and which positions are real."""
 
     def __init__(self, batch: Batch, stages: Mapping[str, str]) -> None:
         self._batch, self._stages = batch, stages
-        self.kept: dict[str, tuple[Tensor, Tensor]] = {}
+        self.kept: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, call: Call, out: Tensor) -> None:
-        self.kept[call.path] = out, real_positions(self._batch, call, self._stages[call.path])
+        real = real_positions(self._batch, call, self._stages[call.path])
+        self.kept.setdefault(call.path, []).append((out, real))
 
 
 def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
@@ -81,25 +89,31 @@ def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
     return torch.ones(shape, dtype=torch.bool, device=call.q.device)
 
 
-def donated(own: Outputs, after: Outputs) -> dict[str, Tensor]:
+def donated(own: Outputs, after: Outputs) -> dict[str, list[Tensor]]:
     """For each sequence of a batch, the outputs of the next one: the last is given those of the first of the batch after.
+    By path, one for each call.
 
     Real positions are matched in order, from the start again where the other text is shorter; padding keeps its own.
     """
     found = {}
-    for path, (out, real) in own.kept.items():
-        if path not in after.kept:
+    for path, calls in own.kept.items():
+        others = after.kept.get(path, [])
+        if len(others) < len(calls):
             raise ManyheadsError(
-                f"{path} was called for one text and not for the next, which it was to be resampled from"
+                f"{path} was called {len(calls)} times for one text and {len(others)} times for the next, which it was to be "
+                "resampled from"
             )
-        following, also = after.kept[path]
-        given = out.clone()
-        for row in range(len(out)):
-            last = row + 1 == len(out)
-            other, seen = (following[0], also[0]) if last else (out[row + 1], real[row + 1])
-            to, source = real[row].nonzero()[:, 0], seen.nonzero()[:, 0]
-            if len(source):
-                picked = source[torch.arange(len(to), device=to.device) % len(source)]
-                given[row][:, to] = other[:, picked]
-        found[path] = given
+        found[path] = [_given(*mine, *other) for mine, other in zip(calls, others, strict=False)]
     return found
+
+
+def _given(out: Tensor, real: Tensor, following: Tensor, also: Tensor) -> Tensor:
+    given = out.clone()
+    for row in range(len(out)):
+        last = row + 1 == len(out)
+        other, seen = (following[0], also[0]) if last else (out[row + 1], real[row + 1])
+        to, source = real[row].nonzero()[:, 0], seen.nonzero()[:, 0]
+        if len(source):
+            picked = source[torch.arange(len(to), device=to.device) % len(source)]
+            given[row][:, to] = other[:, picked]
+    return given

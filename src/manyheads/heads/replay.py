@@ -1,13 +1,17 @@
-"""The prefix of a network, computed once: blocks before the first that changes hand back what they returned before."""
+"""The prefix of a network, computed once: blocks before the first that changes hand back what they returned before, and
+so does the attention whose heads change, since that is done to its output.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from manyheads.models.door import Call, opened
 
 __all__ = ["Replay", "replaying"]
 
@@ -19,6 +23,9 @@ class Replay:
 
     Blocks are the elements of the lists of layers that hold attention. After `record` and a forward, `skip_to(path)` lets
     all forwards skip the blocks that were called before the first one around `path`; `skip_to(None)` skips none.
+
+    It is also a form of the door, for the first call of the attention `path` in such a forward: its queries, keys and values
+    are what they were, and so is what it gives.
     """
 
     def __init__(self) -> None:
@@ -27,15 +34,19 @@ class Replay:
         self._recording = False
         self._start = 0
         self._calls = 0
+        self._outputs: dict[str, Tensor] = {}
+        self._known: str | None = None
 
     def record(self) -> None:
         """The next forward is computed in full and kept."""
         self._names, self._saved = [], []
         self._recording, self._start, self._calls = True, 0, 0
+        self._outputs, self._known = {}, None
 
     def skip_to(self, path: str | None) -> None:
         """The next forward, and only that, skips what comes before the first block around the module `path`."""
         self._recording, self._calls = False, 0
+        self._known = path
         around = [i for i, name in enumerate(self._names) if path is not None and f"{path}.".startswith(f"{name}.")]
         self._start = around[0] if around else 0
 
@@ -55,19 +66,35 @@ class Replay:
             self._saved.append(out)
         return out
 
+    def see(self, call: Call, out: Tensor) -> None:
+        """An observer of the door: keeps what each attention gives at its first call."""
+        if self._recording and call.path not in self._outputs:
+            self._outputs[call.path] = out.clone()
+
+    def supports(self, call: Call) -> bool:
+        """Whether what this attention gives is known."""
+        return call.path == self._known and call.path in self._outputs
+
+    def __call__(self, call: Call) -> Tensor:
+        """What it gave; a copy, since a gate may write into it."""
+        self._known = None
+        return self._outputs[call.path].clone()
+
 
 @contextmanager
 def replaying(model: nn.Module, paths: Iterable[str]) -> Iterator[Replay]:
     """The blocks of `model` that hold the attention modules `paths`, and their siblings, pass through a `Replay`.
 
-    Their forwards are put back as they were, also after an exception. Use it without gradients: what is kept has none.
+    Their forwards are put back as they were, also after an exception. Use it without gradients: what is kept has none, and
+    inside the doors whose gates change heads.
     """
-    replay, held = Replay(), []
+    replay, held, wanted = Replay(), [], list(paths)
     try:
-        for name, block in _blocks(model, list(paths)).items():
+        for name, block in _blocks(model, wanted).items():
             held.append((block, block.__dict__.get("forward", _ABSENT)))
             block.forward = _through(replay, name, block.forward)
-        yield replay
+        with opened(model, implementation=replay, observers=[replay.see]) if wanted else nullcontext():
+            yield replay
     finally:
         for block, before in reversed(held):
             del block.__dict__["forward"]

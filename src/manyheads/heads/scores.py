@@ -28,6 +28,7 @@ class Importance:
     by_batch      (batches, rows, heads): the same as `scores` for each batch; `weights` (batches,) its share in the mean
     seconds       how long it took
     reused        whether the prefix of the network was computed once (ablation only)
+    unit          "head", or "group": all query heads of a key/value head went at once, and the score stands at each of them
     """
 
     method: str
@@ -40,6 +41,7 @@ class Importance:
     seconds: float
     slopes: Tensor | None = None
     reused: bool = False
+    unit: str = "head"
 
     def score(self, head: Head) -> float:
         """The score of one head. ManyheadsError where there is no such head."""
