@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_seed, emit, need, progress
@@ -67,7 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints what goes, what that saves and what it loses; writes the smaller model where a folder is named."""
+    from manyheads.checkpoints.files import shown_path
     from manyheads.checkpoints.locate import locate
+    from manyheads.heads.folder import check_folder
     from manyheads.models.load import check_runnable, demo_model
     from manyheads.models.reading import read_text, shipped_text
 
@@ -86,10 +87,11 @@ def run(options: argparse.Namespace) -> int:
             f"--tokens {numbers['tokens']}: at least 4 are needed, half to choose on and half to judge on"
         )
     penalty = _penalty(options.gates) if options.gates else 0.0
-    _check_output(options.output)
     reading = read_text(options.text) if options.text else shipped_text()
     model = options.model or demo_model()
     check_runnable(locate(model))
+    if options.output:
+        check_folder(options.output, model=locate(model), named=f"--output {shown_path(options.output)}")
     for package in ("torch", "transformers"):
         need(package, to="run a model and remove its heads")
 
@@ -125,15 +127,3 @@ def _check_form(form: str) -> None:
 
     if form not in ("auto", *FORMS):
         raise ManyheadsError(f"--form {form!r} is not one of auto, {', '.join(FORMS)}")
-
-
-def _check_output(folder: str) -> None:
-    """Said before the work: a folder that is in use stays as it is."""
-    if (
-        folder
-        and os.path.lexists(folder)
-        and (os.path.islink(folder) or not os.path.isdir(folder) or os.listdir(folder))
-    ):
-        raise ManyheadsError(
-            f"--output {folder}: is there already; valid: a folder that does not exist yet, or an empty one"
-        )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from manyheads.cost.parameters import stored_parameters
 from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
 from manyheads.heads.address import Head, format_heads
+from manyheads.heads.folder import appearing, check_folder, folder_of
 from manyheads.heads.forms import AUTO, Form, choose_form, stated_stack
 from manyheads.heads.plan import ByStage, Plan, make_plan
 from manyheads.heads.prune import ByLayer, PrunedWeights, by_stage, mask
@@ -99,7 +99,7 @@ def export(
     seed: int = 0,
     say: Say = lambda _: None,
 ) -> Exported:
-    """Write the model in `source` without `heads` to `folder`, which must not exist or be empty.
+    """Write the model in `source` without `heads` to `folder`, which must not exist or be empty, nor lie in the model's own.
 
     source  a folder with config.json and .safetensors, a .gguf file or a hub id; its weights keep their types (GGUF: float32)
     heads   original numbers, as for `prune`
@@ -110,12 +110,8 @@ def export(
     Raises ManyheadsError and its kinds, one line, for heads that are not there, for a pruning that removes nothing, a form
     that cannot be, and logits that differ. Nothing is left behind then.
     """
-    target = Path(os.path.abspath(folder))
-    if os.path.lexists(target) and (not target.is_dir() or target.is_symlink() or any(target.iterdir())):
-        raise CheckpointError(
-            f"{shown_path(target)}: is there already; expected a folder that does not exist, or an empty one"
-        )
     text = os.fspath(source)
+    target = check_folder(folder, model=locate(text))
     loaded = loaded or _load(text, say)
     find_attentions(loaded.model)  # refuses, naming it, a model whose heads nobody could mask
     with tempfile.TemporaryDirectory(prefix="manyheads-") as scratch:
@@ -151,8 +147,8 @@ def _load(text: str, say: Say) -> Loaded:
 def _folder_of(text: str, loaded: Loaded, scratch: str, say: Say) -> str:
     """Where weights and configuration lie that can be written on: of a GGUF file, its dequantised copy."""
     located = locate(text)
-    if located.kind in ("folder", "safetensors"):
-        return text if located.kind == "folder" else os.path.dirname(text) or os.curdir
+    if own := folder_of(located):
+        return own
     if located.kind == "hub":
         return loaded.source
     if loaded.kept:
@@ -184,13 +180,7 @@ def _chosen(
 def _write(
     store: Store, plan: Plan, form: Form, target: Path, place: str, loaded: Loaded | None, seed: int, say: Say
 ) -> Exported:  # fmt: skip
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
-    except OSError as error:
-        raise CheckpointError(f"{shown_path(target)}: cannot be written ({error.strerror or error})") from None
-    try:
-        part = holder / target.name
+    with appearing(target) as part:
         written = write_store(
             part, PrunedWeights(store, store.stack, plan, form.pruning), config=form.settings,
             others={name: store.other(name) for name in store.left_out}, beside=_beside(place),
@@ -204,18 +194,15 @@ def _write(
             json.dumps(_told(found, store.checkpoint.name), indent=2) + "\n", encoding="utf-8"
         )
         (part / CARD_NAME).write_text(_card(found, store.checkpoint.name), encoding="utf-8")
-        if target.exists():
-            target.rmdir()
-        os.replace(part, target)
-        return found
-    except OSError as error:
-        raise CheckpointError(f"{shown_path(target)}: cannot be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(holder, ignore_errors=True)
+    return found
 
 
 def _beside(folder: str) -> dict[str, bytes]:
-    return {name: Path(folder, name).read_bytes() for name in _BESIDE if os.path.isfile(os.path.join(folder, name))}
+    paths = [Path(folder, name) for name in _BESIDE if os.path.isfile(os.path.join(folder, name))]
+    try:
+        return {path.name: path.read_bytes() for path in paths}
+    except OSError as error:
+        raise CheckpointError(f"{shown_path(error.filename)}: cannot be read ({error.strerror or error})") from None
 
 
 def _figures(store: Store, plan: Plan, form: Form, target: Path, written: Written) -> Exported:
@@ -248,9 +235,11 @@ def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int
     checked = "float32"
     if not difference <= TOLERANCE * max(1.0, size) and loaded.model.device.type != "mps":  # which has no float64
         # A model that lost what it needs can magnify float32's rounding, and then two right answers differ by more.
-        loaded.model.double(), written.double()
-        difference, size = _apart(loaded.model, written, plan, seed)
-        loaded.model.float()  # exact: these were numbers of float32
+        try:
+            loaded.model.double(), written.double()
+            difference, size = _apart(loaded.model, written, plan, seed)
+        finally:
+            loaded.model.float()  # exact: these were numbers of float32
         checked = "float64"
     if not difference <= TOLERANCE * max(1.0, size):
         raise ConversionError(
