@@ -1,4 +1,4 @@
-"""What all tests share: the hypothesis profile, and a process of our own to run the command in."""
+"""What all tests share: the hypothesis profile, a process of our own to run the command in, real models, a browser."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+import tiny_models
 
 # No deadline, and no complaint about slow draws: the same example takes ten times as long on a machine that is busy with
 # something else. In CI the examples are the same each time, so that a change is judged and not the dice; at a desk they
@@ -61,6 +64,42 @@ def smollm2_file() -> str:
     if found is None or not found.submodule_search_locations:
         pytest.skip("the demo model is not installed (requirements-demo.txt)")
     return str(next(Path(found.submodule_search_locations[0]).glob("*.gguf")))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model by the name of its family, with a tokenizer."""
+    root = tmp_path_factory.mktemp("tiny")
+
+    def folder(family: str) -> Path:
+        path = root / family
+        return path if path.exists() else tiny_models.save(family, path)
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_file: str, model_cache: Path) -> Any:
+    """The demo model as it is described and as it runs, loaded once for all tests: (stack, loaded)."""
+    pytest.importorskip("transformers")
+    from manyheads.checkpoints import open_model
+    from manyheads.checkpoints.locate import locate
+    from manyheads.models.load import load_model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANYHEADS_CACHE", str(model_cache))
+        stack = open_model(smollm2_file).stack
+        return stack, load_model(locate(smollm2_file), stack)
+
+
+@pytest.fixture(scope="session")
+def one_thread() -> Iterator[None]:
+    """One thread of torch, so that results do not depend on how many there are."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

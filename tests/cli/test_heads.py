@@ -20,17 +20,6 @@ pytest.importorskip("numba")
 TEXT = "the cat sat on the mat, and the dog ran after the cat. " * 6
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    root = tmp_path_factory.mktemp("tiny")
-
-    def folder(family: str) -> Path:
-        path = root / family
-        return path if path.exists() else tiny_models.save(family, path)
-
-    return folder
-
-
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     path = tmp_path / "cats.txt"

@@ -16,21 +16,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Path:
-    """2 layers of 4 heads in 2 groups of size 8, 32 wide, float32."""
-    return tiny_models.save("llama", tmp_path_factory.mktemp("model") / "tiny-llama")
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("MANYHEADS_CACHE", str(tmp_path / "cache"))
-    return folder
-
-
 def run(capsys, *words: object) -> tuple[int, str, str]:
     status = main(["prune", *map(str, words)])
     out, err = capsys.readouterr()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
 from manyheads.cli.main import main
 from manyheads.report.html import GENERATOR
 
@@ -18,21 +17,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("jinja2")
 
 FILES = {"xray.html", "xray.json"}
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Path:
-    return tiny_models.save("llama", tmp_path_factory.mktemp("model") / "tiny-llama")
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    """An empty current folder, with the cache elsewhere."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("MANYHEADS_CACHE", str(tmp_path / "cache"))
-    return folder
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
