@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -62,6 +63,34 @@ def test_a_piece_of_two_words_goes_to_the_first(merged: Any) -> None:
     one = align(merged, 'a b."', [(0, 1), (2, 3), (3, 4), (4, 5)])
     assert one.ids == (0, 6, 5)
     assert one.pieces == ((0,), (1,), (2,), ())
+
+
+class Letters:
+    """A fast tokenizer that makes a piece of every two letters, spaces included."""
+
+    is_fast = True
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[Any]]:
+        places = [(at, min(at + 2, len(text))) for at in range(0, len(text), 2)]
+        return {"input_ids": list(range(len(places))), "offset_mapping": places}
+
+
+def test_a_piece_goes_to_the_word_that_most_of_its_letters_are_of() -> None:
+    # "abcdefg" as ab cd ef g; words abc, d, efg: cd is shared and goes to the first; spans may come in any order
+    assert align(Letters(), "abcdefg", [(0, 3), (3, 4), (4, 7)]).pieces == ((0, 1), (), (2, 3))
+    assert align(Letters(), "abcdefg", [(4, 7), (0, 3), (3, 4)]).pieces == ((2, 3), (0, 1), ())
+
+
+def test_long_sentences_take_time_by_their_length() -> None:
+    """Eight times the words take about eight times as long; compared pair by pair they took sixty-four times."""
+
+    def seconds(words: int) -> float:
+        spans = [(at * 4, at * 4 + 3) for at in range(words)]
+        began = time.perf_counter()
+        align(Letters(), "cat " * words, spans)
+        return time.perf_counter() - began
+
+    assert min(seconds(8_000) for _ in range(3)) < 25 * min(seconds(1_000) for _ in range(3))
 
 
 def test_a_word_without_a_span_has_no_piece(wordpiece: Any) -> None:

@@ -60,12 +60,46 @@ def test_empty_nodes_are_passed_over_and_windows_line_ends_are_none_of_ours() ->
     ([row("1-4", "AB", "_"), row(1, "A"), row(2, "B", 1)], "x, line 3: a range ends with word 4, after 2 words"),
     ([row("2-3", "AB", "_"), row(1, "A")], "x, line 1: the range 2-3 stands before word 1"),
     (["", "# nothing", ""], "x: no sentence in it"),
+    ([row(1, "A", 2), row(1, "B")], "x, line 2: word 1 follows word 1; expected 2"),
+    ([row(1, "A", 2), row(2, "B", 1)], "x, line 1: the heads go in a circle (1 to 2 to 1)"),
+    ([row(1, "A"), row(2, "B", 3), row(3, "C", 4), row(4, "D", 2), row(5, "E", 4)],
+     "x, line 2: the heads go in a circle (2 to 3 to 4 to 2)"),
+    ([row(n, "A", n % 9 + 1) for n in range(1, 10)], "x, line 1: the heads go in a circle (1 to 2 to 3 to 4 to 5 to ... to 1)"),
+    ([row(1, "A", "2.1"), row(2, "B")], "x, line 1: the head '2.1' is no whole number"),
+    ([row("0.1", "A", "_")], "x, line 1: the sentence has no word"),
+    ([row("1-2", "AB"), row("2-3", "BC"), row(1, "A")], "x, line 2: the range 2-3 begins inside 1-2"),
+    ([row(1, "A"), "\t" * 9, row(2, "B")], "x, line 2: the id '' is no whole number"),
+    ([row(1, "A") + "\r" + row(2, "B")], "x, line 1: 19 fields; expected 10"),
 ])  # fmt: skip
 def test_broken_lines_are_named(lines: list[str], said: str) -> None:
     with pytest.raises(ManyheadsError) as caught:
         parse_conllu("\n".join(lines), named="x")
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_odd_and_no_error() -> None:
+    """Several roots, a range in the middle, an empty node after it, a last line without an end, no CR of Windows kept."""
+    lines = [
+        row(1, "A"),
+        row(2, "B", 1),
+        row("3-4", "CD", "_"),
+        row(3, "C", 1),
+        row("3.1", "E", "_"),
+        row(4, "D"),
+        row(5, "F", 4),
+    ]
+    for end in ("\n", "\r\n"):
+        (one,) = parse_conllu(end.join(lines))
+        assert one.words == ("A", "B", "C", "D", "F")
+        assert one.heads == (-1, 0, 0, -1, 3)
+        assert one.text == "A B CD F"
+        assert [one.text[begin:stop] for begin, stop in one.spans] == ["A", "B", "C", "D", "F"]
+
+
+def test_a_long_way_to_the_root_is_no_circle() -> None:
+    (one,) = parse_conllu("\n".join(row(n, "A", n + 1 if n < 5_000 else 0) for n in range(1, 5_001)))
+    assert one.heads[:2] == (1, 2)
 
 
 def test_the_number_counts_all_sentences_before(tmp_path: Path) -> None:
@@ -78,9 +112,18 @@ def test_the_number_counts_all_sentences_before(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ManyheadsError, match="No such file"):
         read_conllu(str(tmp_path / "none.conllu"))
+    for name in ("", "a\0b"):
+        with pytest.raises(ManyheadsError, match="is no file name"):
+            read_conllu(name)
     (tmp_path / "latin.conllu").write_bytes(GOOD.encode() + b"\n1\t\xe9t\xe9")
     with pytest.raises(ManyheadsError, match=r"latin\.conllu, line 6: byte 0xe9 is no UTF-8"):
         read_conllu(str(tmp_path / "latin.conllu"))
+
+
+def test_a_device_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.heads.conllu._MOST_BYTES", 1_000)
+    with pytest.raises(ManyheadsError, match=r"/dev/zero: larger than 1,000 bytes"):
+        read_conllu("/dev/zero")
 
 
 @pytest.mark.real

@@ -155,5 +155,8 @@ def test_sentences_longer_than_the_model_reads_are_left_out(tokenizer: Any) -> N
     long = parse_conllu("\n".join(f"{at}\tw1\t_\t_\t_\t_\t{at - 1}\tobj\t_\t_" for at in range(1, 1_500)))
     model = build("bert", max_position_embeddings=20)
     assert collect(model, tokenizer, (*sentences(4), *long), around=frame(tokenizer)).skipped == 1
-    with pytest.raises(ManyheadsError, match="none of the 1 sentences"):
+    with pytest.raises(ManyheadsError, match=r"none of the 1 sentences .*: 1 are longer than the 20 tokens"):
         collect(model, tokenizer, long, around=frame(tokenizer))
+    alone = parse_conllu("1\tw1\t_\t_\t_\t_\t0\troot\t_\t_")
+    with pytest.raises(ManyheadsError, match=r"none of the 1 sentences .*, and 1 have no relation between two words"):
+        collect(model, tokenizer, alone, around=frame(tokenizer))

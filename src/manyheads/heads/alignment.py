@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,12 +77,16 @@ def align(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], *, around
         ids, places = list(read["input_ids"]), [tuple(place) for place in read["offset_mapping"]]
     else:
         ids, places = _word_by_word(tokenizer, text, spans)
+    owners: list[int | None] = [None] * max((end for _, end in spans), default=0)
+    for word in reversed(range(len(spans))):  # where spans share letters, these are the first one's
+        begin, end = spans[word]
+        owners[begin:end] = [word] * (end - begin)
     pieces: list[list[int]] = [[] for _ in spans]
     for piece, (start, end) in enumerate(places):
-        shared = [min(end, stop) - max(start, begin) for begin, stop in spans]
-        most = max(shared, default=0)
-        if most > 0:
-            pieces[shared.index(most)].append(piece + len(around.before))
+        letters = Counter(owner for owner in owners[start:end] if owner is not None)
+        if letters:
+            word = min(letters, key=lambda each: (-letters[each], each))
+            pieces[word].append(piece + len(around.before))
     return Aligned((*around.before, *ids, *around.after), tuple(tuple(own) for own in pieces))
 
 

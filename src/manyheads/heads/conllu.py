@@ -11,6 +11,7 @@ __all__ = ["Sentence", "parse_conllu", "read_conllu"]
 
 _FIELDS = 10
 _ROOT = -1
+_MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,15 @@ class Sentence:
 
 def read_conllu(path: str) -> tuple[Sentence, ...]:
     """The sentences of a file. Raises ManyheadsError, one line with the line's number, for what is no CoNLL-U."""
+    if not path or "\0" in path:
+        raise ManyheadsError(f"--conllu {path!r} is no file name; valid: a CoNLL-U file")
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        with open(path, "rb") as file:  # what is read is limited: a device has no end
+            data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ManyheadsError(f"--conllu {path}: {error.strerror or error}; valid: a CoNLL-U file") from None
+    if len(data) > _MOST_BYTES:
+        raise ManyheadsError(f"--conllu {path}: larger than {_MOST_BYTES:,} bytes; a thousand sentences are enough")
     name = os.path.basename(path)
     try:
         text = data.decode("utf-8-sig")
@@ -51,13 +56,17 @@ def read_conllu(path: str) -> tuple[Sentence, ...]:
 
 
 def parse_conllu(text: str, *, named: str = "CoNLL-U") -> tuple[Sentence, ...]:
-    """As `read_conllu`, of text. Empty nodes (8.1) are passed over; a range (1-2) says how its words are written."""
+    """As `read_conllu`, of text. Empty nodes (8.1) are passed over; a range (1-2) says how its words are written.
+
+    Lines may end as in Windows, and the last one without an end. A sentence may have several roots; a word that governs
+    itself, however far around, is an error.
+    """
     sentences, rows = [], []
     for number, whole in enumerate([*text.split("\n"), ""], 1):
         line = whole.rstrip("\r")
         if line.startswith("#"):
             continue
-        if line.strip():
+        if line.strip(" "):
             rows.append((number, line))
         elif rows:
             sentences.append(_sentence(rows, named))
@@ -103,22 +112,61 @@ def _sentence(rows: list[tuple[int, str]], named: str) -> Sentence:
 
 def _check(made: _Building, last_line: int, named: str) -> None:
     count = len(made.words)
-    if not count or (made.ranges and made.ranges[-1][1] > count):
-        what = f"a range ends with word {made.ranges[-1][1]}" if made.ranges else "the sentence has no word"
-        raise ManyheadsError(f"{named}, line {last_line}: {what}, after {count} words")
+    if not count:
+        raise ManyheadsError(
+            f"{named}, line {last_line}: the sentence has no word; expected a line for each, from 1 on"
+        )
+    if made.ranges and made.ranges[-1][1] > count:
+        raise ManyheadsError(
+            f"{named}, line {last_line}: a range ends with word {made.ranges[-1][1]}, after {count} words"
+        )
     for word, (head, number) in enumerate(zip(made.heads, made.lines, strict=True)):
         if head >= count or head == word:
             raise ManyheadsError(
                 f"{named}, line {number}: the head of word {word + 1} is {head + 1}; expected 0 for the root, or another "
                 f"of the {count} words"
             )
+    round_and_round = _cycle(made.heads)
+    if round_and_round:
+        shown = [str(word + 1) for word in round_and_round[:5]] + ["..."] * (len(round_and_round) > 5)
+        path = " to ".join([*shown, shown[0]])
+        raise ManyheadsError(
+            f"{named}, line {made.lines[round_and_round[0]]}: the heads go in a circle ({path}); expected a way from each "
+            "word to a root"
+        )
+
+
+def _cycle(heads: list[int]) -> list[int]:
+    """The words of a circle of heads, the first one first; none where each word has a way to a root."""
+    reaches = [False] * len(heads)
+    for start in range(len(heads)):
+        way: dict[int, None] = {}
+        word = start
+        while word != _ROOT and not reaches[word]:
+            if word in way:
+                around = list(way)
+                around = around[around.index(word) :]
+                at = around.index(min(around))
+                return around[at:] + around[:at]
+            way[word] = None
+            word = heads[word]
+        for each in way:
+            reaches[each] = True
+    return []
 
 
 def _range(made: _Building, fields: list[str], where: str) -> None:
     first, _, last = fields[0].partition("-")
     begin, end = _count(first, "id", where), _count(last, "id", where)
-    if begin != len(made.words) + 1 or end < begin or (made.ranges and made.ranges[-1][1] >= begin):
-        raise ManyheadsError(f"{where}: the range {fields[0]} stands before word {len(made.words) + 1}")
+    if made.ranges and made.ranges[-1][1] >= begin:
+        raise ManyheadsError(
+            f"{where}: the range {fields[0]} begins inside {made.ranges[-1][0]}-{made.ranges[-1][1]}; expected ranges that do "
+            "not overlap"
+        )
+    if begin != len(made.words) + 1 or end < begin:
+        raise ManyheadsError(
+            f"{where}: the range {fields[0]} stands before word {len(made.words) + 1}; expected one that begins with it"
+        )
     made.ranges.append((begin, end, len(made.text), fields[1]))
     made.text += fields[1] + _space(fields)
 

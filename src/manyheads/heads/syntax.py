@@ -96,7 +96,7 @@ def collect(model: Any, tokenizer: Any, sentences: Sequence[Sentence], *, around
         if len(one.ids) <= longest and sum(1 for own in one.pieces if own) >= 2 and len(_instances(sentences[at], one)[0])
     ]  # fmt: skip
     if not usable:
-        raise ManyheadsError(f"none of the {len(sentences)} sentences has two words that the tokenizer makes pieces of")
+        raise ManyheadsError(_none_usable(len(sentences), aligned, longest))
     usable.sort(key=lambda at: len(aligned[at].ids))
     batches = []
     for _, group in itertools.groupby(usable, key=lambda at: len(aligned[at].ids)):
@@ -120,6 +120,15 @@ def collect(model: Any, tokenizer: Any, sentences: Sequence[Sentence], *, around
         np.concatenate([np.full(len(words), at) for at, words, _ in each]), governors - dependents,
         back if all(causal) else np.ones_like(back), right.astype(bool), len(sentences) - len(usable),
     )  # fmt: skip
+
+
+def _none_usable(count: int, aligned: Sequence[Aligned], longest: int) -> str:
+    """Why no sentence can be judged."""
+    too_long = sum(len(one.ids) > longest for one in aligned)
+    return (
+        f"none of the {count} sentences can be judged: {too_long} are longer than the {longest:,} tokens that the model reads, "
+        f"and {count - too_long} have no relation between two words that the tokenizer makes pieces of"
+    )
 
 
 def _instances(sentence: Sentence, aligned: Aligned) -> tuple[np.ndarray, np.ndarray]:
