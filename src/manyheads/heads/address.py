@@ -4,7 +4,8 @@
     parse_heads("0:1,3;5:2") == {0: (1, 3), 5: (2,)}
 
 Models with an encoder and a decoder have several attentions of the same layer number; there a stage goes before the
-address: "encoder/2:5", "decoder/2:5", "cross/2:5". Numbers stay those of the original model after heads were removed.
+address: "encoder/2:5", "decoder/2:5", "cross/2:5". Other models of several stacks name them as their parts:
+"vision_tower/2:5" (`heads.batches.places` finds them). Numbers stay those of the original model after heads were removed.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from typing import NamedTuple
 from manyheads.checkpoints.files import shown
 from manyheads.errors import ManyheadsError
 
-__all__ = ["STAGES", "Head", "by_layer", "check_heads", "format_head", "format_heads", "parse_head", "parse_heads",
+__all__ = ["Head", "by_layer", "check_heads", "format_head", "format_heads", "parse_head", "parse_heads",
            "parse_staged"]  # fmt: skip
 
-STAGES = ("encoder", "decoder", "cross")
-"""The kinds of attention that an encoder-decoder model has."""
-
-_ONE = re.compile(r"(?:(?P<stage>[a-z]+)/)?(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))")
-_LAYER = re.compile(r"(?:(?P<stage>[a-z]+)/)?(?P<layer>\d+):(?P<heads>\d+(?:\s*,\s*\d+)*)")
+_STAGE = r"(?:(?P<stage>(?!\d)[^\s/:;,]{1,100})/)?"
+_ONE = re.compile(_STAGE + r"(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))")
+_LAYER = re.compile(_STAGE + r"(?P<layer>\d+):(?P<heads>\d+(?:\s*,\s*\d+)*)")
 _VALID = 'valid: "17:3" or "L17H3", and "cross/17:3" where a model has several stacks'
 _VALID_LIST = 'valid: layer:head,head;layer:head, such as "0:1,3;5:2", or "L0H1;L5H2"'
 
 
 class Head(NamedTuple):
-    """One head. `stage` is "encoder", "decoder" or "cross" where a model has several attentions, else ""."""
+    """One head. `stage` is "encoder", "decoder", "cross" or a part's name where a model has several attentions, else ""."""
 
     layer: int
     head: int
@@ -40,11 +39,14 @@ class Head(NamedTuple):
 
 
 def parse_head(text: str) -> Head:
-    """The head that "17:3", "L17H3" or "cross/17:3" names. Raises ManyheadsError for anything else."""
+    """The head that "17:3", "L17H3" or "cross/17:3" names. Raises ManyheadsError for anything else.
+
+    Which stages there are is known to the model alone: `heads.places.place_of` tells.
+    """
     found = _ONE.fullmatch(text.strip())
     if found is None:
         raise ManyheadsError(f"{shown(text)} is not the address of a head; {_VALID}")
-    stage = _stage(found["stage"], text)
+    stage = found["stage"] or ""
     return Head(_number(found["a"] or found["c"], text), _number(found["b"] or found["d"], text), stage)
 
 
@@ -69,7 +71,7 @@ def parse_staged(text: str, *, stage: str = "") -> dict[str, dict[int, tuple[int
     for part in (part.strip() for part in text.split(";")):
         layer = _LAYER.fullmatch(part)
         if layer is not None:
-            place = _stage(layer["stage"], text) or stage
+            place = layer["stage"] or stage
             number = _number(layer["layer"], text)
             heads += [Head(number, _number(word, text), place) for word in layer["heads"].split(",")]
             continue
@@ -127,12 +129,6 @@ def check_heads(heads: Mapping[int, Sequence[int]], counts: Sequence[int], *, st
                     f"{begin}{layer}:{head}: there is no head {head}; layer {layer} has {counts[layer]} heads, "
                     f"0 to {counts[layer] - 1}"
                 )
-
-
-def _stage(name: str | None, text: str) -> str:
-    if name and name not in STAGES:
-        raise ManyheadsError(f"{shown(text)}: there is no stage {shown(name)}; valid: {', '.join(STAGES)}")
-    return name or ""
 
 
 def _number(digits: str, text: str) -> int:

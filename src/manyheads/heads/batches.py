@@ -14,7 +14,11 @@ from torch import Tensor, nn
 from manyheads.errors import ManyheadsError
 from manyheads.models.door_attentions import Attentions
 
-__all__ = ["Batch", "Place", "Tokens", "padded", "places", "prepared", "windows"]
+__all__ = ["Batch", "Place", "Tokens", "is_cross", "padded", "places", "prepared", "windows"]
+
+# Parts of a model that read no tokens, and what they are given.
+_NO_TEXT = re.compile("vision|visual|image|video|audio|speech|codec|qformer")
+_FEATURES = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
 # What a user hands over: tokens alone, or everything that the model is called with.
 Batch: TypeAlias = Tensor | Mapping[str, Any]
@@ -24,7 +28,8 @@ Batch: TypeAlias = Tensor | Mapping[str, Any]
 class Place:
     """An attention module: its name in the model, which stack it is of, and its layer there.
 
-    `stage` is "" in a model of one stack, else "encoder", "decoder", "cross", or what the module's own name says.
+    `stage` is "" in a model of one stack, else "encoder", "decoder" or "cross" where these tell its stacks apart, else what
+    the model calls the part that holds it: "vision_tower", "language_model".
     """
 
     path: str
@@ -41,31 +46,81 @@ class Tokens:
 
 
 def places(attentions: Attentions) -> tuple[Place, ...]:
-    """The attention modules of a model, stack by stack, each in the order of its layers."""
+    """The attention modules of a model, stack by stack, each in the order of its layers. No two have one stage and layer."""
     paths = {path: attentions.layers[key] for key, path in attentions.paths.items()}
-    kinds: dict[str, list[str]] = {}
-    for path in paths:
-        kinds.setdefault(re.sub(r"\d+", "#", path), []).append(path)
-    names = _stages(list(kinds))
-    found = [Place(p, names[kind], paths[p]) for kind, group in kinds.items() for p in group]
+    names = _stages(paths)
+    found = [Place(path, names[_kind(path)], layer) for path, layer in paths.items()]
     order = list(dict.fromkeys(place.stage for place in found))
     return tuple(sorted(found, key=lambda place: (order.index(place.stage), place.layer)))
 
 
-def _stages(kinds: list[str]) -> dict[str, str]:
-    named = {kind: _stage(kind) for kind in kinds}
-    return named if len(set(named.values())) > 1 else dict.fromkeys(kinds, "")
+def is_cross(stage: str) -> bool:
+    """Whether queries and keys of a stage are of different texts."""
+    return "cross" in stage.rpartition(".")[2]
 
 
-def _stage(kind: str) -> str:
-    last = kind.rpartition(".")[2].lower()
-    if "encoder_attn" in last or "encdec" in last or "cross" in kind.lower():
-        return "cross"
-    words = re.split(r"[._#]+", kind.lower())
-    for word in ("decoder", "encoder"):
-        if word in words:
-            return word
-    return next((part for part in kind.split(".") if part != "#"), "")
+def _kind(path: str) -> str:
+    return re.sub(r"\d+", "#", path)
+
+
+def _stages(paths: Mapping[str, int]) -> dict[str, str]:
+    """A name for each kind of attention module. One stack has none; encoder, decoder and cross are called that where these
+    words tell all stacks apart; else a stack is named by the part of the model that holds it, as the model calls it."""
+    layers: dict[str, set[int]] = {}
+    for path, layer in paths.items():
+        layers.setdefault(_kind(path), set()).add(layer)
+    stacks: dict[tuple[str, bool], list[str]] = {}
+    for kind in layers:
+        before, _, inside = kind.partition("#")
+        stacks.setdefault((before.rstrip(".") if inside else kind, _crosses(kind)), []).append(kind)
+    words = {stack: "cross" if stack[1] else _word(stack[0]) for stack in stacks}
+    if len(stacks) == 1:
+        named = dict.fromkeys(stacks, "")
+    elif all(words.values()) and len(set(words.values())) == len(stacks):
+        named = words
+    else:
+        named = _by_part(list(stacks))
+    return {
+        kind: name
+        for stack, kinds in stacks.items()
+        for kind, name in _within(named[stack], {kind: layers[kind] for kind in kinds}).items()
+    }
+
+
+def _crosses(kind: str) -> bool:
+    inside = kind.partition("#")[2].lower() or kind.rpartition(".")[2].lower()
+    return any(word in inside for word in ("encoder_attn", "encdec", "cross"))
+
+
+def _word(before: str) -> str:
+    words = re.split(r"[._]+", before.lower())
+    return next((word for word in ("decoder", "encoder") if word in words), "")
+
+
+def _by_part(stacks: list[tuple[str, bool]]) -> dict[tuple[str, bool], str]:
+    """The parts of each stack's name at which it parts from others; "cross" for the only one that crosses."""
+    split = {stack: tuple(stack[0].split(".")) for stack in stacks}
+    alone = sum(crossing for _, crossing in stacks) == 1
+    found = {}
+    for stack, parts in split.items():
+        own = [
+            part
+            for depth, part in enumerate(parts)
+            if len({other[depth : depth + 1] for other in split.values() if other[:depth] == parts[:depth]}) > 1
+        ]
+        found[stack] = "cross" if stack[1] and alone else ".".join([*own, *(["cross"] if stack[1] else [])])
+    return found
+
+
+def _within(stage: str, kinds: Mapping[str, set[int]]) -> dict[str, str]:
+    """The kinds of one stack: apart where two stand in one layer, by what a layer calls them."""
+    every = [layer for layers in kinds.values() for layer in layers]
+    if len(every) == len(set(every)):
+        return dict.fromkeys(kinds, stage)
+    own = {
+        kind: ".".join(part for part in kind.partition("#")[2].split(".") if part not in ("", "#")) for kind in kinds
+    }
+    return {kind: ".".join(part for part in (stage, name) if part) for kind, name in own.items()}
 
 
 def padded(sequences: Sequence[Sequence[int]], *, pad: int, side: str = "right") -> dict[str, Tensor]:
@@ -149,19 +204,26 @@ def _left_padded(mask: Tensor) -> bool:
     return mask.dim() == 2 and bool((~mask[:, 0].bool()).any())
 
 
-def sides(given: Mapping[str, Any], stage: str) -> tuple[Tokens | None, Tokens | None]:
-    """(queries, keys) of a stack in this call; None where it does not read tokens, or nobody knows which."""
-    source = _side(given, "input_ids", "attention_mask")
-    target = _side(given, "decoder_input_ids", "decoder_attention_mask")
-    if stage == "cross":
-        return target, source
-    one = target if stage == "decoder" else source
+def sides_of(given: Mapping[str, Any], stage: str) -> tuple[str | None, str | None]:
+    """What (queries, keys) of a stack are in this call: "" for the text that goes in, "decoder_" for that which comes out, None
+    for images and sound. Ids and masks have names that begin so."""
+    if is_cross(stage):
+        if "decoder_input_ids" not in given and any(isinstance(given.get(name), Tensor) for name in _FEATURES):
+            return "", None
+        return "decoder_", ""
+    one = None if _NO_TEXT.search(stage) else "decoder_" if stage == "decoder" else ""
     return one, one
 
 
-def _side(given: Mapping[str, Any], name: str, mask: str) -> Tokens | None:
-    ids, real = given.get(name), given.get(mask)
-    if not isinstance(ids, Tensor):
+def sides(given: Mapping[str, Any], stage: str) -> tuple[Tokens | None, Tokens | None]:
+    """(queries, keys) of a stack in this call; None where it does not read tokens, or nobody knows which."""
+    queries, keys = sides_of(given, stage)
+    return _side(given, queries), _side(given, keys)
+
+
+def _side(given: Mapping[str, Any], begin: str | None) -> Tokens | None:
+    ids, real = given.get(f"{begin}input_ids"), given.get(f"{begin}attention_mask")
+    if begin is None or not isinstance(ids, Tensor):
         return None
     fits = isinstance(real, Tensor) and real.shape == ids.shape
     return Tokens(ids, real.bool() if fits and isinstance(real, Tensor) else None)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from manyheads.checkpoints.files import shown
 from manyheads.errors import ManyheadsError
 from manyheads.heads import batches
 from manyheads.heads.address import Head, by_layer, check_heads, format_head
@@ -20,7 +21,8 @@ Heads = Mapping[int, Sequence[int]] | Iterable[Head]
 
 
 class Place(NamedTuple):
-    """One attention module: `path` is its name in the model, `stage` is "" in a model of one stack."""
+    """One attention module: `path` is its name in the model, `stage` is "" in a model of one stack. Of a module
+    that several layers share there is one place: its heads are one set of weights."""
 
     path: str
     layer: int
@@ -49,8 +51,7 @@ class Placing:
         self._counts.setdefault(call.path, (outputs.shape[1], call.k.shape[1]))
 
     def places(self, door: Door) -> tuple[Place, ...]:
-        """What was called, stack by stack. ManyheadsError where two modules would have one address, or attention ran past
-        the door."""
+        """What was called, stack by stack. ManyheadsError where attention ran past the door."""
         if not self._counts:
             raise ManyheadsError("no attention of the model was called through the door, so there is no head to judge")
         if door.outside:
@@ -58,24 +59,20 @@ class Placing:
                 f"{len(door.outside)} attention modules do not pass through the door ({door.outside[0]}), so their heads "
                 "cannot be told from the rest; valid: models whose every attention calls transformers' AttentionInterface"
             )
-        found = [
+        return tuple(
             Place(path, one.layer, one.stage, *self._counts[path])
             for path, one in self._stacks.items()
             if path in self._counts
-        ]
-        seen: dict[tuple[str, int], str] = {}
-        for place in found:
-            other = seen.setdefault((place.stage, place.layer), place.path)
-            if other != place.path:
-                raise ManyheadsError(
-                    f"{other} and {place.path} are both layer {place.layer}, so an address of a head would mean two; "
-                    "hand over the part of the model that holds one of them"
-                )
-        return tuple(found)
+        )
 
 
 def place_of(places: Sequence[Place], head: Head) -> int:
-    """The row of the place that holds `head`. ManyheadsError where there is none."""
+    """The row of the place that holds `head`. ManyheadsError where there is none, naming the stages or heads that there are."""
+    stages = list(dict.fromkeys(place.stage for place in places))
+    if head.stage not in stages:
+        valid = f"valid stages: {', '.join(stages)}" if any(stages) else "valid: addresses without a stage, such as 0:0"
+        what = f"stage {shown(head.stage)}" if head.stage else "head without a stage"
+        raise ManyheadsError(f"{format_head(head)}: the model has no {what}; {valid}")
     for row, place in enumerate(places):
         if (place.stage, place.layer) == (head.stage, head.layer) and 0 <= head.head < place.heads:
             return row

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
+from manyheads.heads.batches import sides_of
 from manyheads.heads.metrics import Batch
 from manyheads.models.door import Call
 
@@ -82,8 +83,9 @@ class Outputs:
 
 def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
     """(b, t), True where a query is no padding, by the masks of the batch; all of them where it has none that fits."""
-    name = "decoder_attention_mask" if stage in ("decoder", "cross") else "attention_mask"
-    mask, shape = batch.get(name), (call.q.shape[0], call.q.shape[2])
+    begin, _ = sides_of(batch, stage)
+    mask = None if begin is None else batch.get(f"{begin}attention_mask")
+    shape = (call.q.shape[0], call.q.shape[2])
     if isinstance(mask, Tensor) and tuple(mask.shape) == shape:
         return mask != 0
     return torch.ones(shape, dtype=torch.bool, device=call.q.device)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.heads.batches import Batch, Place, Tokens, lazily, places, prepared, sides
+from manyheads.heads.batches import Batch, Place, Tokens, is_cross, lazily, places, prepared, sides
 from manyheads.heads.rows import Sight, roomy
 from manyheads.heads.scanning import choose
 from manyheads.heads.streaming import Sums, walk
@@ -216,7 +216,7 @@ class Recorder:
         b, t, s = call.q.shape[0], call.q.shape[2], call.k.shape[2]
         asked, read = sides(self._given, place.stage)
         asked, read = _fitting(asked, b, t), _fitting(read, b, s)
-        crossed = place.stage == "cross"
+        crossed = is_cross(place.stage)
         without = {*(() if not crossed else _OF_ONE_TEXT)}
         if read is None:
             without.update((*_OF_TOKENS, *self._key_sets))
@@ -336,7 +336,7 @@ def _gathered(
     def eligible(at: int) -> Callable[[str], Tensor]:
         return lambda path: chance[path].totals["seen"][at].expand(sums[path].heads)
 
-    crossed = np.array([place.stage == "cross" for place in seen])
+    crossed = np.array([is_cross(place.stage) for place in seen])
     offsets, tops, distance = mean("offsets"), mean("tops"), mean("distance", "attended")
     for array in (offsets, tops, distance):
         array[crossed] = np.nan

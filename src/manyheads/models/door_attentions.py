@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Attentions:
     """The attention modules of a model.
 
     paths    name of each module that passes through the door, by its id
-    layers   its layer within its stack, by its id; -1 where it has none
+    layers   its layer within its stack, by its id, counted from 0
     outside  names of attention modules that do not pass: they run as they always did
     configs  the configurations that say which function the ones that pass call
     """
@@ -61,7 +62,7 @@ def find_attentions(model: nn.Module) -> Attentions:
             "changed without the other"
         )
     paths = {id(module): name for name, module in passing.items()}
-    layers = {id(module): _layer(name, module) for name, module in passing.items()}
+    layers = _layers(passing)
     return Attentions(paths, layers, tuple(others), configs)
 
 
@@ -103,6 +104,20 @@ def _refusal(model: nn.Module, modules: dict[str, nn.Module], others: list[str])
         f"{name}: its attention does not pass through transformers' AttentionInterface ({why}), so nothing could be seen or "
         "replaced; valid: models that call it, as llama, gpt2, bert and t5 do"
     )
+
+
+def _layers(passing: dict[str, nn.Module]) -> dict[int, int]:
+    """By id. Where the numbers of a stack do not tell its modules apart (blocks in stages, groups of layers), their order."""
+    stacks: dict[str, list[str]] = {}
+    for name in passing:
+        stacks.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+    found: dict[int, int] = {}
+    for names in stacks.values():
+        numbers = [_layer(name, passing[name]) for name in names]
+        if min(numbers) < 0 or len(set(numbers)) < len(numbers):
+            numbers = list(range(len(names)))
+        found |= {id(passing[name]): number for name, number in zip(names, numbers, strict=True)}
+    return found
 
 
 def _layer(name: str, module: nn.Module) -> int:
