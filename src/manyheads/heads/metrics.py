@@ -12,7 +12,16 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.heads.batches import lazily, prepared
 
-__all__ = ["Batch", "Metric", "as_batches", "measured", "metric_of", "next_token_loss"]
+__all__ = [
+    "Batch",
+    "Metric",
+    "as_batches",
+    "is_causal",
+    "measured",
+    "metric_of",
+    "next_token_loss",
+    "summed_cross_entropy",
+]
 
 # A batch is what the model takes: {"input_ids": ..., "attention_mask": ...}.
 Batch = dict[str, Any]
@@ -21,6 +30,7 @@ Batch = dict[str, Any]
 Metric = Callable[[Any, Batch], Tensor | tuple[Tensor, float]]
 
 _IGNORED = -100  # the label that transformers does not score
+_BLOCK_NUMBERS = 1 << 22  # logits that a loss is made of at a time
 
 
 def as_batches(model: Any, batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]]) -> list[Batch]:
@@ -50,9 +60,9 @@ def metric_of(model: Any, batch: Batch, metric: Metric | None) -> Metric:
     if metric is not None:
         return metric
     if "labels" in batch:
-        shifted = 1 if _is_causal(model) else 0
+        shifted = 1 if is_causal(model) else 0
         return lambda outputs, given: _own_loss(outputs, given, shifted=shifted)
-    if _is_causal(model):
+    if is_causal(model):
         return next_token_loss
     raise ManyheadsError(
         f"{type(model).__name__} is no causal language model and the batch has no labels, so it has no loss; valid: "
@@ -60,7 +70,8 @@ def metric_of(model: Any, batch: Batch, metric: Metric | None) -> Metric:
     )
 
 
-def _is_causal(model: Any) -> bool:
+def is_causal(model: Any) -> bool:
+    """Whether the class of a model of transformers is one of causal language models."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     known = {
@@ -79,26 +90,47 @@ def _own_loss(outputs: Any, batch: Batch, *, shifted: int) -> tuple[Tensor, floa
     return loss, int((labels[:, shifted:] != _IGNORED).sum()) if labels.dim() > 1 else len(labels)
 
 
-def next_token_loss(outputs: Any, batch: Batch) -> tuple[Tensor, float]:
-    """Mean negative log-likelihood of each token after the first of its sequence, in nats; padding is left out."""
+def next_token_loss(outputs: Any, batch: Batch, *, before: int = 0, after: int = 0) -> tuple[Tensor, float]:
+    """Mean negative log-likelihood of each token after the first of its sequence, in nats; padding is left out.
+
+    `before` and `after` tokens at the ends of each sequence are its frame (beginning of text, separators): they are read
+    and not scored, and the first token behind the frame is not scored either, so that the same tokens are scored with a
+    frame and without.
+    """
     ids, logits = batch.get("input_ids"), getattr(outputs, "logits", None)
     if ids is None or logits is None:
         missing = "input_ids in the batch" if ids is None else "logits in what the model returned"
         raise ManyheadsError(f"there are no {missing}, which the loss of the next token needs; pass metric=")
-    labels, mask = ids[:, 1:], batch.get("attention_mask")
+    # One label a row of logits, the last row's ignored: cutting the logits instead would copy them.
+    labels = torch.cat((ids[:, 1:], torch.full_like(ids[:, :1], _IGNORED)), 1)
+    mask = batch.get("attention_mask")
     if mask is not None:
         # A first token behind left padding would be guessed from padding.
         seen = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
-        labels = labels.masked_fill(~seen, _IGNORED)
+        labels[:, :-1].masked_fill_(~seen, _IGNORED)
+    labels[:, :before] = _IGNORED
+    if after:
+        labels[:, -after - 1 :] = _IGNORED
     count = int((labels != _IGNORED).sum())
     if not count:
         raise ManyheadsError(f"a batch of {tuple(ids.shape)} tokens has none to score; each text needs at least 2")
-    scores = logits[:, :-1]
-    scores = scores if scores.dtype == torch.float64 else scores.float()
-    total = torch.nn.functional.cross_entropy(
-        scores.flatten(0, 1), labels.flatten(), ignore_index=_IGNORED, reduction="sum"
-    )
-    return total / count, count
+    return summed_cross_entropy(logits, labels) / count, count
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The sum of -log p of `labels` (b, n), -100 for none, given `logits` (b, n, vocabulary), in float32 or wider.
+
+    It goes over some rows at a time: a float32 copy of all logits, and their softmax beside it, cost more in fresh memory
+    than in arithmetic. `split` and no slices, since a slice has a gradient as large as all logits.
+    """
+    rows = max(_BLOCK_NUMBERS // max(len(logits) * logits.shape[-1], 1), 1)
+    wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
+    total = logits.new_zeros((), dtype=wide)
+    for part, own in zip(logits.split(rows, 1), labels.split(rows, 1), strict=True):
+        total = total + torch.nn.functional.cross_entropy(
+            part.to(wide).flatten(0, 1), own.flatten(), ignore_index=_IGNORED, reduction="sum"
+        )
+    return total
 
 
 def measured(model: Any, batch: Batch, metric: Metric) -> tuple[Tensor, float]:

@@ -24,6 +24,7 @@ from manyheads.heads.batches import windows
 from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.detectors import vocabulary
 from manyheads.heads.importance import importance
+from manyheads.heads.objective import objective, reads_with_decoder
 from manyheads.heads.roles import RoleReport, roles
 from manyheads.heads.scores import Importance
 from manyheads.heads.statistics import HeadStatistics, statistics
@@ -107,16 +108,16 @@ def _told(
 ) -> dict[str, Any]:
     ids, around = _text(request, name, loaded)
     # The two ends of a short batch: enough to know which heads there are, before anything takes long.
-    _check_head(one, statistics(loaded.model, [_batch(loaded.model, torch.tensor([ids[:2]]))], reach=2))
+    _check_head(one, statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2))
     width = longest_text(loaded.model, request.window + len(around.before) + len(around.after))
     width -= len(around.before) + len(around.after)
-    parts = [_batch(loaded.model, x) for x in windows(ids, width, before=around.before, after=around.after)]
+    parts = [reads_with_decoder(loaded.model, x) for x in windows(ids, width, before=around.before, after=around.after)]
     words = vocabulary(loaded.tokenizer, ids, marks=(*around.before[1:], *around.after))
     sets = {"delimiters": sorted(words.delimiters), "rare": sorted(words.rare)}
     say(f"reading {len(ids):,} tokens in {len(parts)} windows")
     found = statistics(loaded.model, parts, key_sets=sets)
     tested, why_no_roles = _roles(request, loaded, ids, sentences, say)
-    scores, why_no_scores = _importance(request, loaded, parts, say)
+    scores, about, why_no_scores = _importance(request, loaded, ids, width, around, say)
     return {
         "schema": SCHEMA, "model": name, "seed": request.seed, "dtype": request.dtype, "device": request.device,
         "text": {
@@ -126,7 +127,7 @@ def _told(
         "reach": found.reach, "heads": _heads(found, tested, scores), "chance": _chance(found),
         "one": None if one is None else _one(found, one), "uncalled": list(found.uncalled),
         "roles": None if tested is None else tested.as_json(), "without_roles": why_no_roles,
-        "importance": None if scores is None else {"method": scores.method, "loss": scores.baseline},
+        "importance": None if scores is None else {"method": scores.method, "loss": scores.baseline, **about},
         "without_importance": why_no_scores,
     }  # fmt: skip
 
@@ -149,14 +150,6 @@ def _text(request: Request, name: str, loaded: Loaded) -> tuple[list[int], Frame
 
 def _both(model: Any) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False))
-
-
-def _batch(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A decoder that stands behind an encoder reads the same text, one token later."""
-    if not _both(model):
-        return {"input_ids": ids}
-    start = getattr(model.config, "decoder_start_token_id", None) or 0
-    return {"input_ids": ids, "decoder_input_ids": torch.cat((ids.new_full((1, 1), start), ids[:, :-1]), 1)}
 
 
 def _check_head(one: Head | None, found: HeadStatistics) -> None:
@@ -198,18 +191,21 @@ def _roles(
         return None, str(error)
 
 
-def _importance(request: Request, loaded: Loaded, parts: Sequence[Any], say: Say) -> tuple[Importance | None, str]:
+def _importance(
+    request: Request, loaded: Loaded, ids: Sequence[int], width: int, around: Frame, say: Say
+) -> tuple[Importance | None, dict[str, str], str]:
+    """The scores, what they are about, and why there are none."""
     if request.importance == "none":
-        return None, "not asked for"
-    model = loaded.model
-    if _both(model) or model.get_output_embeddings() is None or not _predicts_next(model):
-        return None, "the text has no next-token loss in this model"
-    say(f"importance: {request.importance}")
-    return importance(model, parts, method=request.importance), ""
-
-
-def _predicts_next(model: Any) -> bool:
-    return "ForMaskedLM" not in type(model).__name__
+        return None, {}, "not asked for"
+    try:
+        judge = objective(loaded.model, loaded.tokenizer, around=around, seed=request.seed)
+        judge.check(request.importance)
+        rows = [ids[start : start + width] for start in range(0, len(ids), width)]
+        parts = judge.batches(row for row in rows if len(row) > 1)
+    except ManyheadsError as error:
+        return None, {}, str(error)
+    say(f"importance: {request.importance}, for {judge.name}")
+    return importance(loaded.model, parts, metric=judge.metric, method=request.importance), judge.as_json(), ""
 
 
 def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance | None) -> list[dict[str, Any]]:

@@ -52,7 +52,9 @@ def _all_heads(told: Mapping[str, Any]) -> Table:
         "strongest: the distance to the query's strongest key in most cases (+: or more), and in what share of them",
     ]
     if most:
-        notes.insert(1, f"matters: importance ({told['importance']['method']}) in % of the largest, {most:.2e} nats")
+        own = told["importance"]
+        size = f"{most:.2e} {own['unit']}"
+        notes.insert(1, f"matters: importance ({own['method']}) in % of the largest, {size}")
     notes.append("entropy, mean distance, spread, delimiters and rare tokens are in --csv, --json and --head")
     return Table("Where does each head look?", tuple(columns), tuple(rows), tuple(notes))
 
@@ -135,6 +137,10 @@ def _notes(told: Mapping[str, Any]) -> list[str]:
         notes.append("the decoder was given the text that the encoder read, one token later")
     if told["roles"] is None and told["without_roles"] != "not asked for":
         notes.append(f"roles were not tested: {told['without_roles']}")
+    if told["importance"] is not None:
+        own = told["importance"]
+        whole = f"{own['loss']:.4g} {own['unit']} with all heads"
+        notes.append(f"importance is judged by {own['objective']}: {own['loss_is']}; {whole}")
     if told["importance"] is None and told["without_importance"] != "not asked for":
         notes.append(f"importance was not measured: {told['without_importance']}")
     if told["uncalled"]:

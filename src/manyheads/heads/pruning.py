@@ -7,12 +7,9 @@ differ.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from manyheads.checkpoints.locate import locate
 from manyheads.checkpoints.pruned import FORMS
@@ -20,10 +17,14 @@ from manyheads.checkpoints.reading import Checkpoint, open_model
 from manyheads.errors import ManyheadsError
 from manyheads.heads import choose as choosing
 from manyheads.heads.address import Head, parse_staged
+from manyheads.heads.alignment import frame
 from manyheads.heads.export import Exported, bytes_of, export
 from manyheads.heads.forms import choose_form
+from manyheads.heads.metrics import Metric
+from manyheads.heads.objective import Objective, objective
 from manyheads.heads.plan import Plan, head_counts, make_plan, now_held
 from manyheads.heads.prune import Described, by_stage, describe
+from manyheads.heads.watching import longest_text
 from manyheads.models.door_attentions import find_attentions
 from manyheads.models.load import Loaded, check_runnable, load_model
 from manyheads.models.reading import Reading
@@ -35,7 +36,6 @@ SCHEMA = "manyheads.prune/1"
 GATES = "gates"
 METHODS = ("first-order", "zero", "mean", "resample", GATES)
 _WINDOW = 256
-_MASKED_SHARE = 0.15
 _CHARACTERS_A_TOKEN = 64
 
 Say = Callable[[str], None]
@@ -75,9 +75,15 @@ class Request:
 class _Text:
     """Batches to choose on and to judge on, or why there are none."""
 
+    judge: Objective | None = None
     choosing: tuple[Mapping[str, Any], ...] = ()
     judging: tuple[Mapping[str, Any], ...] = ()
     reason: str = ""
+
+    @property
+    def metric(self) -> Metric | None:
+        """Of the objective, None where there is none."""
+        return self.judge.metric if self.judge is not None else None
 
 
 def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
@@ -101,6 +107,8 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
         raise ManyheadsError(
             f"{checkpoint.name}: {text.reason}; importance needs a loss, so name the heads with --heads"
         )
+    if text.judge is not None:
+        _check_judge(request, text.judge, named=bool(named))
     choice = _choice(request, loaded.model, known, named, text, say)
     plan = make_plan(known.stated, by_stage(choice.heads), before=known.before)
     told = _told(request, checkpoint, loaded, known, choice, plan)
@@ -111,6 +119,16 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
         )  # fmt: skip
         told["written"] = _written(written)
     return told
+
+
+def _check_judge(request: Request, judge: Objective, *, named: bool) -> None:
+    if not named:
+        judge.check(request.method)
+    if request.compare_init and judge.name == "drift":
+        raise ManyheadsError(
+            "--compare-init: the model has no language head, so what is measured is how far its output drifts from its own, "
+            "which says nothing of two models; leave the option out"
+        )
 
 
 def _check_named(checkpoint: Checkpoint, named: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
@@ -125,56 +143,39 @@ def _check_named(checkpoint: Checkpoint, named: Mapping[str, Mapping[int, Sequen
 
 
 def _text(request: Request, loaded: Loaded) -> _Text:
-    """Windows of the text, every other one to choose on; of a model that fills in masked tokens, with labels."""
+    """Windows of the text, every other one to choose on, as a model of its kind is judged on them (`heads.objective`)."""
     model, tokenizer = loaded.model, loaded.tokenizer
     if loaded.without_tokenizer:
         return _Text(reason=loaded.without_tokenizer)
-    if getattr(model.config, "is_encoder_decoder", False):
-        return _Text(reason="its decoder speaks about what the encoder read, so running text has no loss")
-    if model.get_output_embeddings() is None:
-        return _Text(reason="it was saved without a language head, so it predicts no tokens")
+    around = frame(tokenizer)
+    try:
+        judge = objective(model, tokenizer, around=around, seed=request.seed)
+    except ManyheadsError as error:
+        return _Text(reason=str(error))
     named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
     text = request.reading.text[: _CHARACTERS_A_TOKEN * request.tokens]
     ids = token_ids(tokenizer, text, most=request.tokens, named=named)
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     if max(ids) >= vocabulary:
         return _Text(reason=f"its tokenizer makes token {max(ids):,}, and the model knows {vocabulary:,}")
-    window = min(_WINDOW, *(int(limit) for limit in (_limit(model), max(len(ids) // 2, 2)) if limit))
+    room = longest_text(model, _limit(model)) - len(around.before) - len(around.after)
+    window = max(min(_WINDOW, room, max(len(ids) // 2, 2)), 2)
     parts = [ids[start : start + window] for start in range(0, len(ids), window)]
     rows = [part for part in parts if len(part) > 1]
     if len(rows) < 2:
         return _Text(
             reason=f"{named} is {len(ids)} tokens long; at least 4 are needed, half to choose on and half to judge on"
         )
-    if describe(model).stack.decoder is not None:
-        batches = [{"input_ids": torch.tensor([row])} for row in rows]
-    elif tokenizer.mask_token_id is None:
-        return _Text(reason="its tokenizer has no mask token, and an encoder predicts no next one")
-    else:
-        batches = [_masked(row, tokenizer, request.seed + number) for number, row in enumerate(rows)]
-    return _Text(tuple(batches[::2]), tuple(batches[1::2]))
+    try:
+        batches = judge.batches(rows)
+    except ManyheadsError as error:
+        return _Text(reason=str(error))
+    return _Text(judge, tuple(batches[::2]), tuple(batches[1::2]))
 
 
 def _limit(model: Any) -> int:
     stack = describe(model).stack
-    return (stack.context or stack.main.position_rows or _WINDOW) - 2  # what special tokens take
-
-
-def _masked(ids: Sequence[int], tokenizer: Any, seed: int) -> dict[str, Any]:
-    """A window with 15% of its tokens masked, at least one, which are its labels."""
-    chosen = random.Random(seed).sample(range(len(ids)), max(round(_MASKED_SHARE * len(ids)), 1))  # noqa: S311
-    whole = (
-        tokenizer.build_inputs_with_special_tokens(list(ids))
-        if hasattr(tokenizer, "build_inputs_with_special_tokens")
-        else ids
-    )
-    front = next((at for at in range(len(whole) - len(ids) + 1) if list(whole[at : at + len(ids)]) == list(ids)), 0)
-    tokens = torch.tensor([whole])
-    labels = torch.full_like(tokens, -100)
-    for at in chosen:
-        labels[0, front + at] = tokens[0, front + at]
-        tokens[0, front + at] = tokenizer.mask_token_id
-    return {"input_ids": tokens, "labels": labels}
+    return stack.context or stack.main.position_rows or _WINDOW
 
 
 def _choice(
@@ -193,7 +194,7 @@ def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.
 
         say(f"training gates for {request.steps} steps")
         gates = train_gates(
-            model, text.choosing, penalty=request.penalty, steps=request.steps,
+            model, text.choosing, metric=text.metric, penalty=request.penalty, steps=request.steps,
             per="group" if request.whole_groups else "head", seed=request.seed,
         )  # fmt: skip
         return choosing.closed_by_gates(model, gates)
@@ -201,7 +202,7 @@ def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.
     total = sum(len(held.kept) for held in now_held(known.stated, known.before).values())
     return choosing.choose(
         model, text.choosing, choosing.budget_heads(request.budget, total), method=request.method,
-        whole_groups=request.whole_groups, rounds=request.rounds, say=say,
+        whole_groups=request.whole_groups, rounds=request.rounds, metric=text.metric, say=say,
     )  # fmt: skip
 
 
@@ -254,18 +255,20 @@ def _form(name: str, plan: Plan, settings: Mapping[str, Any], kind: str, source:
 
 
 def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, say: Say) -> dict[str, Any]:
-    if text.reason:
+    if text.judge is None:
         return {"reason": text.reason}
     say("measuring the loss with and without these heads")
-    whole, without = choosing.losses(model, text.judging, choice.heads)
+    whole, without = choosing.losses(model, text.judging, choice.heads, metric=text.metric)
     tokens = sum(int(batch["input_ids"].numel()) for batch in text.judging)
     told: dict[str, Any] = {
         "reason": "", "text": request.reading.name, "tokens": tokens, "before": _finite(whole), "after": _finite(without),
-        "init": None,
+        "init": None, **text.judge.as_json(),
     }  # fmt: skip
     if request.compare_init:
         again = None if choice.how == "named" else lambda new: _chosen_on(new, request, text, say).heads
-        found = choosing.compare_with_init(model, text.judging, choice.heads, again=again, seed=request.seed, say=say)
+        found = choosing.compare_with_init(
+            model, text.judging, choice.heads, again=again, seed=request.seed, metric=text.metric, say=say
+        )
         told["init"] = {
             "seed": found.seed, "before": _finite(found.init), "after_same_heads": _finite(found.init_without_same),
             "after_own_heads": _finite(found.init_without_own),

@@ -96,12 +96,20 @@ def _losses(losses: Mapping[str, Any]) -> Table:
         rows.append(("at initialisation, the same heads", *_pair(init["before"], init["after_same_heads"])))
         if init["after_own_heads"] is not None:
             rows.append(("at initialisation, its own", *_pair(init["before"], init["after_own_heads"])))
-    notes = [f"nats a token, on {losses['tokens']:,} tokens of {losses['text']} that nothing was chosen on"]
+    notes = [
+        f"{losses['unit']}, on {losses['tokens']:,} tokens of {losses['text']} that nothing was chosen on",
+        f"{losses['objective']}: {losses['loss_is']}",
+    ]
     if init is not None:
         notes.append(
             "at initialisation nothing was trained afterwards: this says what pruning does there, not what training would"
         )
-    columns = (Column("loss of"), Column("before", "right"), Column("after", "right"), Column("change", "right"))
+    columns = (
+        Column(f"{'drift' if losses['objective'] == 'drift' else 'loss'} of"),
+        Column("before", "right"),
+        Column("after", "right"),
+        Column("change", "right"),
+    )
     return Table("What is lost?", columns, tuple(rows), tuple(notes))
 
 
