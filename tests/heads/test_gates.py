@@ -184,7 +184,11 @@ def test_what_makes_no_sense_is_refused() -> None:
         ({"penalty": -1.0}, "penalty -1.0"),
         ({"penalty": math.nan}, "penalty nan"),
         ({"rate": 0.0}, "rate 0.0"),
-        ({"steps": 3}, "3 steps: at least 8"),
+        ({"penalty": math.inf}, "penalty inf"),
+        ({"rate": math.inf}, "rate inf"),
+        ({"weight_rate": math.inf}, "weight_rate inf"),
+        ({"steps": 3}, "steps 3: a whole number of at least 8"),
+        ({"steps": 8.5}, "steps 8.5: a whole number of at least 8"),
         ({"per": "layer"}, "per='layer' is not one of 'head', 'group'"),
         ({"metric": lambda out, _: out.logits.argmax(-1).float().mean()}, "does not pass gradients back"),
     ):
@@ -193,6 +197,35 @@ def test_what_makes_no_sense_is_refused() -> None:
         assert "\n" not in str(caught.value)
     with torch.no_grad(), pytest.raises(ManyheadsError, match=r"called under torch\.no_grad"):
         train_gates(model, [ids], penalty=0.1)
+
+
+def test_gates_of_another_model_are_refused() -> None:
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    found = train_gates(model, [ids], penalty=0.1, steps=8)
+    gpt2 = build("gpt2")
+    with (
+        pytest.raises(ManyheadsError, match=r"of another model: GPT2LMHeadModel has no attention model\.layers\.0"),
+        gated(gpt2, found),
+    ):
+        logits(gpt2, {"input_ids": ids})
+    narrow = build("llama", num_attention_heads=3, num_key_value_heads=1)
+    with pytest.raises(ManyheadsError, match="has 3 heads, and its gates are of 6"), gated(narrow, found):
+        logits(narrow, {"input_ids": ids})
+    assert narrow.config._attn_implementation == gpt2.config._attn_implementation == "eager"
+
+
+def test_attention_that_did_not_run_while_gates_were_trained_has_none() -> None:
+    """Trained on T5's encoder alone, its decoder stays whole; what is closed in the encoder is taken away."""
+    model, batch = build("t5"), inputs("t5")
+    encoder = model.get_encoder()
+    metric = lambda out, _: out[0].square().mean()  # noqa: E731
+    found = train_gates(encoder, [batch["input_ids"]], penalty=5.0, steps=40, metric=metric)
+    assert found.closed()
+    with gated(encoder, found):
+        alone = logits(model, batch)
+    closed = [head._replace(stage="encoder") for head in found.closed()]
+    with without(model, closed):
+        assert torch.allclose(logits(model, batch), alone, atol=1e-5)
 
 
 def test_needed_and_kept_are_two_questions() -> None:

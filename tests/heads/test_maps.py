@@ -131,6 +131,41 @@ def test_a_batch_and_a_family_that_does_not_pass_are_refused() -> None:
         head_maps(build("bloom"), inputs("bloom", batch=1))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "nothing was given; expected input_ids"),
+        ({"input_ids": [[1, 2, 3]]}, "input_ids was given; expected input_ids"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token is needed"),
+        (
+            {"input_ids": torch.arange(3, 9)[None], "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])},
+            "attention_mask: 2 of 6 tokens are padding",
+        ),
+    ],
+)
+def test_what_is_no_text_without_padding_is_refused(given, said: str) -> None:
+    with pytest.raises(ManyheadsError, match=said):
+        head_maps(build("llama"), given)
+
+
+def test_a_mask_of_ones_and_words_that_are_no_tensors_change_nothing() -> None:
+    model, batch = build("llama"), inputs("llama", batch=1)
+    more = head_maps(model, batch | {"attention_mask": torch.ones(1, 11), "use_cache": False})
+    for one, other in zip(head_maps(model, batch).layers, more.layers, strict=True):
+        assert [one.encoded(head) for head in range(one.heads)] == [other.encoded(head) for head in range(one.heads)]
+
+
+def test_what_a_model_keeps_of_a_long_text_is_fit_for_training() -> None:
+    """Frequencies that grow with the text are stored in the model by its own forward."""
+    model = build(
+        "llama", max_position_embeddings=16, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    )
+    before = model.model.rotary_emb.inv_freq
+    head_maps(model, inputs("llama", batch=1, tokens=40))
+    assert model.model.rotary_emb.inv_freq is not before
+    assert not any(tensor.is_inference() for tensor in (*model.buffers(), *model.parameters()))
+
+
 def test_looking_leaves_the_model_as_it_was() -> None:
     model, batch = build("llama"), inputs("llama", batch=1)
     model.train()

@@ -37,3 +37,24 @@ def test_o86_nothing_larger_than_a_matrix_is_held() -> None:
 def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(ManyheadsError, match=r"o \(5, 4, 8\) does not fit values \(1, 2, 3, 4\)"):
         value_norms(torch.zeros(1, 2, 3, 4), torch.zeros(5, 4, 8))
+    with pytest.raises(ManyheadsError, match=r"values \(2, 3, 4\); expected \(batch, key/value heads, keys, size\)"):
+        value_norms(torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("weights", "v", "o", "said"),
+    [
+        ((1, 6, 3, 3), (1, 4, 3, 5), None, r"expected \(1, heads, queries, 3\), heads a multiple of 4"),
+        ((1, 2, 3, 3), (1, 4, 3, 5), None, "heads a multiple of 4"),
+        ((1, 4, 3, 3), (1, 4, 2, 5), None, r"expected \(1, heads, queries, 2\)"),
+        ((2, 4, 3, 3), (3, 4, 3, 5), None, r"expected \(3, heads"),
+        ((4, 3, 3), (1, 4, 3, 5), None, r"weights \(4, 3, 3\)"),
+        ((1, 4, 3, 3), (1, 2, 3, 5), (6, 5, 8), "heads 6 as in o"),
+        ((1, 12, 3, 3), (1, 2, 3, 5), (6, 5, 8), "heads 6 as in o"),
+    ],
+)
+def test_weights_that_do_not_fit(
+    weights: tuple[int, ...], v: tuple[int, ...], o: tuple[int, ...] | None, said: str
+) -> None:
+    with pytest.raises(ManyheadsError, match=said):
+        norm_weighted(torch.zeros(weights), torch.zeros(v), None if o is None else torch.zeros(o))

@@ -223,6 +223,18 @@ def test_units_are_heads_or_the_queries_of_a_key_value_head() -> None:
     assert grouped[Head(2, 3, "decoder")] == tuple(Head(2, head, "decoder") for head in (3, 4, 5))
 
 
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_a_model_pruned_without_gradients_learns_afterwards(around: Any) -> None:
+    model, twin = tiny.build("llama"), tiny.build("llama")
+    with around():
+        prune(model, {0: (0, 1, 2)})
+    prune(twin, {0: (0, 1, 2)})
+    for each in (model, twin):
+        each(**tiny.inputs("llama")).logits.square().mean().backward()
+    grads = [(one.grad, other.grad) for one, other in zip(model.parameters(), twin.parameters(), strict=True)]
+    assert all(torch.equal(one, other) for one, other in grads)
+
+
 def test_pruned_weights_learn_and_keep_what_asked_for_gradients() -> None:
     model = tiny.build("llama")
     model.requires_grad_(requires_grad=False)

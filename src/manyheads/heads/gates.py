@@ -14,6 +14,7 @@ given for them too.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -145,14 +146,14 @@ def train_gates(
 def _check(model: Any, *, penalty: float, steps: int, rate: float, weight_rate: float, per: str) -> None:
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         raise ManyheadsError("gates are trained by gradients and were called under torch.no_grad() or inference_mode()")
-    if not penalty >= 0 or not rate > 0 or not weight_rate >= 0:
+    if not 0 <= penalty < math.inf or not 0 < rate < math.inf or not 0 <= weight_rate < math.inf:
         raise ManyheadsError(
-            f"penalty {penalty}, rate {rate}, weight_rate {weight_rate}: expected penalty and weight_rate of at least 0 "
-            "and a rate above it"
+            f"penalty {penalty}, rate {rate}, weight_rate {weight_rate}: expected finite numbers, penalty and weight_rate of at "
+            "least 0 and a rate above it"
         )
-    if steps < _LEAST_STEPS:
+    if steps != int(steps) or steps < _LEAST_STEPS:
         raise ManyheadsError(
-            f"{steps} steps: at least {_LEAST_STEPS} are needed to tell whether gates have come to rest"
+            f"steps {steps}: a whole number of at least {_LEAST_STEPS} is needed to tell whether gates have come to rest"
         )
     if per not in ("head", "group"):
         raise ManyheadsError(f"per={per!r} is not one of 'head', 'group'")
@@ -216,12 +217,24 @@ class _Fixed:
         self._values = {place.path: values[row, : place.heads] for row, place in enumerate(places)}
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
-        return out * self._values[call.path].to(out)[:, None, None]
+        values = self._values.get(call.path)
+        if values is None:  # it did not run when the gates were trained, so it has none
+            return out
+        if len(values) != out.shape[1]:
+            raise ManyheadsError(f"{call.path} has {out.shape[1]} heads, and its gates are of {len(values)}")
+        return out * values.to(out)[:, None, None]
 
 
 @contextmanager
 def gated(model: Any, gates: Gates, *, hard: bool = True) -> Iterator[None]:
-    """The model with the closed heads giving nothing; the others whole, or where not `hard` times the value of their gate."""
+    """The model with the closed heads giving nothing; the others whole, or where not `hard` times the value of their gate.
+
+    Raises ManyheadsError for gates of another model.
+    """
+    known = set(find_attentions(model).paths.values())
+    strange = [place.path for place in gates.places if place.path not in known]
+    if strange:
+        raise ManyheadsError(f"the gates are of another model: {type(model).__name__} has no attention {strange[0]}")
     values = (gates.values > 0).to(gates.values.dtype) if hard else gates.values
     with opened(model, gates=[_Fixed(gates.places, values)]):
         yield

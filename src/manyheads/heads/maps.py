@@ -145,11 +145,10 @@ def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | Non
     inputs  what the model's forward takes: input_ids (1, t), for an encoder-decoder also decoder_input_ids
     shape   what to keep; None: as much as a page has room for with as many heads as SmolLM2 has (270)
 
-    Raises ManyheadsError for a batch or a text that is too long, BackendError where attention does not pass the door.
+    Raises ManyheadsError for a batch, for padding, for no tokens and for a text that is too long, BackendError where
+    attention does not pass the door.
     """
-    for name, tensor in inputs.items():
-        if tensor.shape[0] != 1:
-            raise ManyheadsError(f"maps show one text at a time: {name} holds {tensor.shape[0]}; valid: a batch of 1")
+    _check(inputs)
     shape = shape or fit(270)
     found: dict[tuple[str, int], LayerMaps] = {}
     stages: dict[str, str] = {}
@@ -162,10 +161,30 @@ def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | Non
         found[stage, layer] = _layer_maps(call, stage, layer, shape)
 
     body = getattr(model, "base_model", model)  # without a language head: logits of long texts are gigabytes
-    with torch.inference_mode(), opened(model, observers=[look], mode="eval") as door:
+    # Not inference_mode: what a model keeps of a long text (frequencies of its positions) would stay unfit for training.
+    with torch.no_grad(), opened(model, observers=[look], mode="eval") as door:
         stages |= {place.path: place.stage for place in places(door.attentions)}
         body(**inputs)
     return HeadMaps(tuple(found.values()))
+
+
+def _check(inputs: Mapping[str, Any]) -> None:
+    tensors = {name: each for name, each in inputs.items() if isinstance(each, Tensor) and each.dim()}
+    if not tensors:
+        raise ManyheadsError(
+            f"maps are made of a text, and {', '.join(inputs) or 'nothing'} was given; expected input_ids (1, t)"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape[0] != 1:
+            raise ManyheadsError(f"maps show one text at a time: {name} holds {tensor.shape[0]}; valid: a batch of 1")
+        if not tensor.numel():
+            raise ManyheadsError(f"{name} {tuple(tensor.shape)} holds nothing to look at; at least one token is needed")
+        if name.endswith("attention_mask") and tensor.dim() == 2 and not bool(tensor.bool().all()):
+            padding = int((~tensor.bool()).sum())
+            raise ManyheadsError(
+                f"{name}: {padding} of {tensor.shape[1]} tokens are padding, which would have rows and columns of their own; "
+                "valid: the text alone"
+            )
 
 
 def _layer_maps(call: Call, stage: str, layer: int, shape: MapShape) -> LayerMaps:

@@ -20,6 +20,8 @@ def value_norms(v: Tensor, o: Tensor | None = None) -> Tensor:
     v (b, k, s, v), o (h, v, d): each head's rows of the output projection. |x W|² = x (W Wᵀ) xᵀ, so that neither (b, h, s, d)
     nor anything larger is ever held. Raises ManyheadsError where shapes do not fit.
     """
+    if v.dim() != 4:
+        raise ManyheadsError(f"values {tuple(v.shape)}; expected (batch, key/value heads, keys, size)")
     v = v if v.dtype == torch.float64 else v.float()
     if o is None:
         return torch.linalg.vector_norm(v, dim=-1)
@@ -38,6 +40,16 @@ def value_norms(v: Tensor, o: Tensor | None = None) -> Tensor:
 
 
 def norm_weighted(weights: Tensor, v: Tensor, o: Tensor | None = None) -> Tensor:
-    """|p_ij v_j W_h| (b, h, t, s) of probabilities (b, h, t, s); p is a factor, so the norm of each key is taken once."""
+    """|p_ij v_j W_h| (b, h, t, s) of probabilities (b, h, t, s); p is a factor, so the norm of each key is taken once.
+
+    Raises ManyheadsError where shapes do not fit.
+    """
     norms = value_norms(v, o)
-    return weights * norms.repeat_interleave(weights.shape[1] // norms.shape[1], dim=1)[:, :, None]
+    b, heads, keys = norms.shape
+    fits = weights.dim() == 4 and (weights.shape[0], weights.shape[3]) == (b, keys)
+    if not fits or weights.shape[1] % heads or (o is not None and weights.shape[1] != heads):
+        raise ManyheadsError(
+            f"weights {tuple(weights.shape)} do not fit values {tuple(v.shape)}; expected ({b}, heads, queries, {keys}), heads "
+            + (f"a multiple of {heads}" if o is None else f"{heads} as in o")
+        )
+    return weights * norms.repeat_interleave(weights.shape[1] // heads, dim=1)[:, :, None]

@@ -118,7 +118,7 @@ def prune(model: nn.Module, heads: ByLayer | ByStage | Iterable[Head]) -> Pruned
     for name, item in before.items():
         canonical |= take_apart(item, parameters[name].detach())
     smaller = PrunedWeights(canonical, known.stack, plan, pruning)
-    with torch.no_grad():
+    with torch.inference_mode(mode=False), torch.no_grad():  # or the model could not be trained afterwards
         tensors = {name: put_together(item, smaller).contiguous() for name, item in after.items()}
     changed = uniform_settings(_settings(model), known.stated, then)
     resize(model, known.family, known.stack, then, tensors, told=changed is not None)
