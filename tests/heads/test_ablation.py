@@ -222,66 +222,6 @@ def test_groups_are_named_by_any_of_their_heads_and_compare_with_single_heads() 
         ablation(model, [ids], unit="layer")
 
 
-def albert(**changes: Any) -> Any:
-    """Three layers that are one module, called three times."""
-    torch.manual_seed(0)
-    config = transformers.AlbertConfig(**{
-        "vocab_size": 97, "embedding_size": 8, "hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2,
-        "intermediate_size": 16, "attn_implementation": "sdpa", **changes,
-    })  # fmt: skip
-    model = transformers.AlbertForMaskedLM(config).eval().double()
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.5)
-    return model
-
-
-def seen_in_each_layer(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
-    """The inputs (b, t, h·v) of the one output projection, layer by layer."""
-    kept: list[torch.Tensor] = []
-    projection = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
-    hook = projection.register_forward_pre_hook(lambda _, args: kept.append(args[0].detach().clone()))
-    logits(model, {"input_ids": ids})
-    hook.remove()
-    return kept
-
-
-@pytest.mark.parametrize("how", ["zero", "mean", "resample"])
-def test_a_head_of_a_shared_module_goes_from_every_layer_at_once(how: str) -> None:
-    """ALBERT: one row; what its output projection is given for a head is replaced in each of three calls."""
-    model, ids = albert(), inputs("bert")["input_ids"]
-    found = ablation(model, [ids], how=how, metric=mean_square)
-    assert found.reused
-    assert found.scores.shape == (1, 2)
-    layers = seen_in_each_layer(model, ids)
-    mean = torch.stack(layers).mean((0, 1, 2))
-    instead = {"zero": [0 * x for x in layers], "mean": [mean.expand_as(x) for x in layers],
-               "resample": [x.roll(-1, 0) for x in layers]}[how]  # fmt: skip
-    projection = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
-    for head in (0, 1):
-        given = iter(instead)
-
-        def swap(_: Any, args: Any, *, given: Any = given, part: slice = slice(6 * head, 6 * head + 6)) -> Any:
-            x = args[0].clone()
-            x[..., part] = next(given)[..., part]
-            return (x,)
-
-        hook = projection.register_forward_pre_hook(swap)
-        wanted = mean_square((logits(model, {"input_ids": ids}),), None).item() - found.baseline
-        hook.remove()
-        assert found.score(Head(0, head)) == pytest.approx(wanted, rel=1e-9)
-
-
-def test_first_order_scores_of_a_shared_module_are_slopes_of_all_its_calls_together() -> None:
-    model, ids = albert(), inputs("bert", batch=1)["input_ids"]
-    found = importance(model, [ids], metric=mean_square)
-    projection = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
-    weight, values = projection.weight.data.clone(), []
-    for factor in (1 + 1e-5, 1 - 1e-5):  # of head 1, in every layer
-        projection.weight.data[:, 6:] = weight[:, 6:] * factor
-        values.append(mean_square((logits(model, {"input_ids": ids}),), None).item())
-    assert found.slopes[0, 1].item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
-
-
 def test_only_the_layers_from_the_head_on_are_computed() -> None:
     model, ids = build("llama", num_hidden_layers=6), inputs("llama")["input_ids"]
     ran, attended = [0] * 6, [0] * 6

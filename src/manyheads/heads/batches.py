@@ -89,7 +89,7 @@ def _stages(paths: Mapping[str, int]) -> dict[str, str]:
 
 def _crosses(kind: str) -> bool:
     inside = kind.partition("#")[2].lower() or kind.rpartition(".")[2].lower()
-    return any(word in inside for word in ("encoder_attn", "encdec", "cross"))
+    return any(word in inside for word in ("encoder_attn", "encdec", "encoder_decoder", "cross"))
 
 
 def _word(before: str) -> str:
@@ -211,8 +211,10 @@ def sides_of(given: Mapping[str, Any], stage: str) -> tuple[str | None, str | No
         if "decoder_input_ids" not in given and any(isinstance(given.get(name), Tensor) for name in _FEATURES):
             return "", None
         return "decoder_", ""
-    one = None if _NO_TEXT.search(stage) else "decoder_" if stage == "decoder" else ""
-    return one, one
+    if _NO_TEXT.search(stage):
+        return None, None
+    comes_out = stage == "decoder" or (_word(stage) == "decoder" and "decoder_input_ids" in given)
+    return ("decoder_", "decoder_") if comes_out else ("", "")
 
 
 def sides(given: Mapping[str, Any], stage: str) -> tuple[Tokens | None, Tokens | None]:

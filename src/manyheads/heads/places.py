@@ -70,7 +70,11 @@ def place_of(places: Sequence[Place], head: Head) -> int:
     """The row of the place that holds `head`. ManyheadsError where there is none, naming the stages or heads that there are."""
     stages = list(dict.fromkeys(place.stage for place in places))
     if head.stage not in stages:
-        valid = f"valid stages: {', '.join(stages)}" if any(stages) else "valid: addresses without a stage, such as 0:0"
+        valid = (
+            f"valid stages: {', '.join(stage or 'none' for stage in stages)}"
+            if any(stages)
+            else "valid: addresses without a stage, such as 0:0"
+        )
         what = f"stage {shown(head.stage)}" if head.stage else "head without a stage"
         raise ManyheadsError(f"{format_head(head)}: the model has no {what}; {valid}")
     for row, place in enumerate(places):
