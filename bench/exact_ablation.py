@@ -3,14 +3,16 @@
     python bench/exact_ablation.py [--tokens 512] [--how zero] [--threads N] [MODEL]
 
 Measured on SmolLM2-135M (the demo package) unless another model is named. What comes before a head's layer is computed once,
-so that about half of the body has to run again for each head, and all of the output layer. Full forwards with the loss are timed
-before and after, and the figures are refused where the scores of some heads differ from those of full forwards. Exit status 1
-where they do, or where the ratio is above 68%.
+so that about half of the body has to run again for each head, and all of the output layer. A machine's speed drifts over the
+minutes that this takes, so full forwards with the loss are timed before, after a quarter, a half and three quarters of the heads
+(the clock of the ablation stands still meanwhile), and after it; how far they lie apart is printed. The figures are refused where
+the scores of some heads differ from those of full forwards. Exit status 1 where they do, or where the ratio is above 68%.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import statistics
 import sys
@@ -32,6 +34,7 @@ from manyheads.models.scoring import token_ids
 MOST = 0.68
 CHECKED = 6  # heads that are measured by full forwards too
 ROUNDS = 5
+PAUSES = 3  # between the first and the last head
 
 
 def forwards(model: Any, ids: torch.Tensor) -> list[float]:
@@ -45,11 +48,47 @@ def forwards(model: Any, ids: torch.Tensor) -> list[float]:
     return found
 
 
+class Pauses:
+    """Full forwards in the middle of an ablation, at equal numbers of heads, and how long they held it up.
+
+    They run on a second set of modules with the same weights, since the blocks of the first are skipped meanwhile.
+    """
+
+    def __init__(self, model: Any, ids: torch.Tensor) -> None:
+        self._twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        self._ids = ids
+        self.times: list[list[float]] = []
+        self.seconds = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        if len(self.times) < PAUSES and done == total * (len(self.times) + 1) // (PAUSES + 1):
+            began = time.perf_counter()
+            self.times.append(forwards(self._twin, self._ids))
+            self.seconds += time.perf_counter() - began
+
+
 def check(model: Any, ids: torch.Tensor, found: Importance) -> float:
     """The largest difference from full forwards, over some heads."""
     heads = random.Random(0).sample(list(found.heads()), CHECKED)  # noqa: S311  no secret
     plain = ablation(model, [ids], how=found.method, heads=heads, reuse=False)
     return max(abs(found.score(head) - plain.score(head)) for head in heads)
+
+
+def told(found: Importance, spent: float, rounds: list[list[float]], how: str) -> float:
+    """Prints what was timed and returns the share of a full forward that a head takes."""
+    every = [seconds for each in rounds for seconds in each]
+    middles = [statistics.median(each) for each in rounds]
+    heads, forward = len(found.heads()), statistics.median(every)
+    print(
+        f"a full forward with its loss: {forward:.3f} s (median of {len(every)}, {min(every):.3f} to {max(every):.3f}); "
+        f"before, on the way and after: {', '.join(f'{middle:.3f}' for middle in middles)} s"
+    )
+    print(
+        f"all heads, {how} ablation: {spent:.1f} s, {spent / (heads * forward):.1%} of a full forward a head (at most "
+        f"{MOST:.0%}; {spent / (heads * max(middles)):.1%} to {spent / (heads * min(middles)):.1%} by the slowest and the "
+        "quickest of these)"
+    )
+    return spent / (heads * forward)
 
 
 def main() -> int:
@@ -66,27 +105,23 @@ def main() -> int:
     with hushed():
         loaded = load_model(located, open_model(text).stack)
     ids = torch.tensor([token_ids(loaded.tokenizer, shipped_text().text, most=asked.tokens)])
+    pauses = Pauses(loaded.model, ids)
     before = forwards(loaded.model, ids)
-    found = ablation(loaded.model, [ids], how=asked.how)
+    found = ablation(loaded.model, [ids], how=asked.how, say=pauses)
     after = forwards(loaded.model, ids)
     difference = check(loaded.model, ids, found)
     if difference > 1e-5 or not found.reused:
         print(f"refused: scores differ from full forwards by {difference:.1e} nats (prefix reused: {found.reused})")
         return 1
-    heads, forward = len(found.heads()), statistics.median(before + after)
-    ratio = found.seconds / (heads * forward)
     first = importance(loaded.model, [ids])
     slopes = replace(first, scores=-first.slopes)
     print(
-        f"{heads} heads, {ids.shape[1]} tokens, {asked.threads} threads; "
+        f"{len(found.heads())} heads, {ids.shape[1]} tokens, {asked.threads} threads; "
         f"scores as by full forwards within {difference:.0e} nats"
     )
-    print(f"a full forward with its loss: {forward:.3f} s ({min(before + after):.3f} to {max(before + after):.3f})")
+    ratio = told(found, found.seconds - pauses.seconds, [before, *pauses.times, after], asked.how)
     print(
-        f"all heads, {asked.how} ablation: {found.seconds:.1f} s, {ratio:.1%} of a full forward a head (at most {MOST:.0%})"
-    )
-    print(
-        f"first-order scores of all: {first.seconds:.2f} s, {first.seconds / forward:.1f} forwards; rank correlation with "
+        f"first-order scores of all: {first.seconds:.2f} s, {first.seconds / statistics.median(after):.1f} forwards; rank correlation with "
         f"the ablation {rank_correlation(first, found):.2f}, with its size "
         f"{rank_correlation(first, replace(found, scores=found.scores.abs())):.2f}, "
         f"of signed slopes with it {rank_correlation(slopes, found):.2f}"
