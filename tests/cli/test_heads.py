@@ -109,15 +109,51 @@ def test_one_head_in_detail(capsys: Any, tiny: Any, text: str) -> None:
 def test_an_encoder_and_an_encoder_decoder(capsys: Any, tiny: Any, text: str) -> None:
     status, out, _ = quick(capsys, tiny("bert"), text)
     assert status == 0
-    assert "importance was not measured" in out
+    assert "importance was not measured: its tokenizer has no mask token" in " ".join(out.split())
     status, out, _ = quick(capsys, tiny("t5"), text, "--json")
     told = json.loads(out)
     assert status == 0
+    assert told["importance"]["objective"] == "copying"
+    assert all(head["importance"] > 0 for head in told["heads"])
     assert {head["stage"] for head in told["heads"]} == {"encoder", "decoder", "cross"}
     assert told["text"]["decoder_reads_the_same"]
     status, out, _ = quick(capsys, tiny("t5"), text, "--head", "cross/2:1")
     assert status == 0
     assert "At which distances?" not in out  # queries and keys are of two texts
+
+
+def test_a_masked_model_is_judged_by_hidden_tokens(capsys: Any, text: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = tiny_models.save("bert", tmp_path / "bert")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.mask_token = "<pad>"
+    tokenizer.save_pretrained(folder)
+    status, out, err = quick(capsys, folder, text)
+    said = " ".join(out.split())
+    assert status == 0
+    assert "importance: first-order, for hidden tokens" in err
+    assert "nats a hidden token shares" in said  # the largest, in the notes of the table
+    assert "importance is judged by hidden tokens: " in said
+    assert "this is no perplexity; 5.9" in said  # log 384 is 5.95
+    status, out, _ = quick(capsys, folder, text, "--json", "--importance", "mean")
+    assert json.loads(out)["importance"] | {"loss": 0, "loss_is": ""} == {
+        "method": "mean", "loss": 0, "objective": "hidden tokens", "loss_is": "", "unit": "nats a hidden token",
+    }  # fmt: skip
+
+
+def test_without_a_language_head_only_exact_ablation_says_something(capsys: Any, text: str, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    folder = tiny_models.save("bert", tmp_path / "bert")
+    AutoModel.from_pretrained(folder).save_pretrained(folder)
+    status, out, _ = quick(capsys, folder, text)
+    assert status == 0
+    assert "there is no first-order score" in " ".join(out.split())
+    status, out, _ = quick(capsys, folder, text, "--importance", "zero", "--json")
+    told = json.loads(out)
+    assert (told["importance"]["objective"], told["importance"]["loss"]) == ("drift", 0.0)
+    assert all(head["importance"] > 0 for head in told["heads"])
 
 
 def test_roles_are_tested_and_the_bos_is_said(capsys: Any, tiny: Any, text: str) -> None:

@@ -76,7 +76,7 @@ def test_what_can_go_is_judged_on_two_texts_in_two_ways(made) -> None:
 
 def test_heads_are_ordered_on_the_other_half() -> None:
     """Importance that differs between halves: the order for a half comes from the scores of the other."""
-    from manyheads.heads import section as room
+    from manyheads.heads import section_importance as room
     from manyheads.heads.places import Place
     from manyheads.heads.scores import Importance
 
@@ -100,7 +100,7 @@ def test_only_the_ends_are_exact_unless_all_are_asked_for(made) -> None:
 
 
 def test_extremes_are_the_highest_and_the_lowest() -> None:
-    from manyheads.heads import section as room
+    from manyheads.heads import section_importance as room
     from manyheads.heads.places import Place
     from manyheads.heads.scores import Importance
 
@@ -124,14 +124,80 @@ def test_the_page_holds_the_grids_and_the_maps(made) -> None:
     )
 
 
-def test_an_encoder_has_roles_and_maps_and_says_why_it_has_no_importance(made) -> None:
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    """(section, report) of a tiny BERT whose tokenizer frames a text and has a mask token."""
+    folder = tiny_models.save("bert", tmp_path_factory.mktemp("masked") / "bert")
+    _frame_as_bert(folder)
+    section = HeadsSection()
+    return section, xray(Request(str(folder), shipped_text(), tokens=400, threads=1), sections=[section])
+
+
+def _frame_as_bert(folder: Path) -> None:
+    """<s> before and </s> after a text, as BERT's tokenizer puts [CLS] and [SEP]; the mask is a token of no text."""
+    import tokenizers
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.mask_token = "<pad>"
+    tokenizer.save_pretrained(folder)
+
+
+def test_a_masked_model_is_judged_by_hidden_tokens(masked) -> None:
+    section, report = masked
+    data = report.data["heads"]
+    own = data["importance"]
+    assert (own["objective"], own["unit"], own["method"]) == ("hidden tokens", "nats a hidden token", "first-order")
+    assert own["baseline"] == pytest.approx(5.95, abs=0.1)  # log 384: it knows nothing
+    assert [row["how"] for row in data["removable"]["texts"]] == ["zero", "mean", "zero", "mean"]
+    for question in (MATTER, BUDGET):
+        assert "nats a hidden token" in " ".join(table(report, question).notes)
+    assert "this is no perplexity" in " ".join(table(report, MATTER).notes)
+    assert "<s> before" in data["roles"]["bos"]
+    text = page(report, widgets=section.widgets(data))
+    assert "nats a hidden token" in text
+    assert text.count('class="heads-grid"') == 2
+
+
+def test_a_masked_model_without_a_mask_token_says_so(made) -> None:
     section, report = made("bert")
     data = report.data["heads"]
-    assert "sees both sides" in data["importance"]["reason"]
+    assert "no mask token" in data["importance"]["reason"]
     assert data["removable"]["reason"] == data["importance"]["reason"]
     assert (data["roles"]["reason"], data["maps"]["reason"]) == ("", "")
     assert table(report, MATTER).rows[1] == ("why", data["importance"]["reason"])
     assert page(report, widgets=section.widgets(data)).count('class="heads-grid"') == 1
+
+
+def test_an_encoder_decoder_is_judged_too(made) -> None:
+    data = made("t5")[1].data["heads"]
+    assert (data["importance"]["objective"], data["importance"]["reason"]) == ("copying", "")
+    assert len(data["importance"]["heads"]) == 4 * (2 + 3 + 3)
+    assert {row["total"] for row in data["removable"]["texts"]} == {4 * (2 + 3 + 3)}
+
+
+def test_an_encoder_without_a_head_drifts(tmp_path) -> None:
+    import transformers
+
+    folder = tiny_models.save("bert", tmp_path / "bert")
+    model = transformers.AutoModel.from_pretrained(folder)
+    model.save_pretrained(folder)
+    section = HeadsSection()
+    report = xray(Request(str(folder), shipped_text(), tokens=300, threads=1), sections=[section])
+    data = report.data["heads"]
+    own = data["importance"]
+    assert (own["objective"], own["method"], own["exact_heads"], own["baseline"]) == ("drift", "mean", 8, 0.0)
+    assert all(row["first_order"] is None and row["score"] == row["loss_without"] > 0 for row in own["heads"])
+    assert "a drift of 0" in data["removable"]["reason"]
+    shown = table(report, MATTER)
+    assert [column.name for column in shown.columns][-1] == "drift without it"
+    assert "no first-order scores" in " ".join(shown.notes)
+    text = page(report, widgets=section.widgets(data))
+    assert "How far the output drifts, of the variance" in text
+    assert re.search(r"drift \+[0-9.e-]+ without it", text)
 
 
 def test_an_encoder_decoder_has_maps_of_all_three_stages(made) -> None:
@@ -191,25 +257,6 @@ def test_heads_can_be_looked_into_where_nothing_else_is_known(made) -> None:
     assert text.count('class="heads-grid"') == 1
     assert text.count("data-head=") == 8
     assert 'id="heads-view"' in text
-
-
-def test_a_bos_is_in_the_windows_and_scores_the_same_tokens(tmp_path) -> None:
-    from manyheads.heads.section import _after_bos, _windows
-
-    windows = _windows(list(range(10, 50)), front=[1], room=64)
-    assert all(window[0, 0] == 1 for window in windows)
-    logits = torch.randn(1, 6, 90, generator=torch.Generator().manual_seed(0))
-    ids = torch.tensor([[1, 5, 6, 7, 8, 9]])
-
-    class Out:
-        pass
-
-    out = Out()
-    out.logits = logits
-    loss, count = _after_bos(out, {"input_ids": ids})
-    by_hand = -sum(logits[0, t - 1].log_softmax(-1)[ids[0, t]] for t in range(2, 6)) / 4
-    assert count == 4
-    assert float(loss) == pytest.approx(float(by_hand))
 
 
 def test_the_object_is_documented_key_by_key(made) -> None:

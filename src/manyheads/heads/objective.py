@@ -33,10 +33,11 @@ from manyheads.heads.metrics import Batch, Metric, as_batches, is_causal, next_t
 from manyheads.heads.prune import describe
 from manyheads.models.door import opened
 
-__all__ = ["HIDDEN_SHARE", "Objective", "objective", "reads_with_decoder"]
+__all__ = ["DRIFT", "HIDDEN_SHARE", "Objective", "objective", "reads_with_decoder"]
 
 HIDDEN_SHARE = 0.15
 """Of the tokens of a window, as in BERT's training (arXiv 1810.04805, section 3.1) and T5's (arXiv 1910.10683, 3.1.4)."""
+DRIFT = "drift"
 _NATS = "nats a token"
 _IGNORED = -100
 
@@ -273,7 +274,7 @@ def _drift(model: Any, around: Frame, *, both: bool) -> Objective:
         "a window (0: the same, 1: as far off as their mean)"
     )
     drift = _Drift()
-    return Objective("drift", said, "of the variance", drift, first_order=False, _make=_Read(model, around, drift))
+    return Objective(DRIFT, said, "of the variance", drift, first_order=False, _make=_Read(model, around, drift))
 
 
 class _Drift:

@@ -21,7 +21,7 @@ from manyheads.heads.alignment import frame
 from manyheads.heads.export import Exported, bytes_of, export
 from manyheads.heads.forms import choose_form
 from manyheads.heads.metrics import Metric
-from manyheads.heads.objective import Objective, objective
+from manyheads.heads.objective import DRIFT, Objective, objective
 from manyheads.heads.plan import Plan, head_counts, make_plan, now_held
 from manyheads.heads.prune import Described, by_stage, describe
 from manyheads.heads.watching import longest_text
@@ -124,7 +124,7 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
 def _check_judge(request: Request, judge: Objective, *, named: bool) -> None:
     if not named:
         judge.check(request.method)
-    if request.compare_init and judge.name == "drift":
+    if request.compare_init and judge.name == DRIFT:
         raise ManyheadsError(
             "--compare-init: the model has no language head, so what is measured is how far its output drifts from its own, "
             "which says nothing of two models; leave the option out"

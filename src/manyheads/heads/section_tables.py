@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from manyheads.heads.address import format_head, parse_head
+from manyheads.heads.objective import DRIFT
 from manyheads.report import units
 from manyheads.report.value import Column, Table
 
@@ -82,30 +83,44 @@ def _matter(data: Data) -> Table:
     labels = {} if data["roles"]["reason"] else data["roles"]["labels"]
     falling = sorted(own["heads"], key=lambda row: -row["score"])
     shown = falling if len(falling) <= 2 * _EXTREMES else [*falling[:_EXTREMES], *falling[-_EXTREMES:]]
+    slopes = any(row["first_order"] is not None for row in falling)
     rows = tuple(
         (
             _short(row["head"]), labels.get(row["head"]) or "-", f"{falling.index(row) + 1} of {len(falling)}",
-            f"{row['first_order']:.2g}", f"{row['loss_without']:+.4f}" if row["loss_without"] is not None else "not taken out",
+            *([f"{row['first_order']:.2g}"] if slopes else []),
+            f"{row['loss_without']:+.4f}" if row["loss_without"] is not None else "not taken out",
         )
         for row in shown
     )  # fmt: skip
-    agreement = own["rank_correlation"]
-    many = len(falling)
+    what = "drift" if own["objective"] == DRIFT else "loss"
+    columns = (
+        Column("head"), Column("role"), Column("rank", "right"), *([Column("first order", "right")] if slopes else []),
+        Column(f"{what} without it", "right"),
+    )  # fmt: skip
+    return Table(MATTER, columns, rows, tuple(_measures(own, slopes=slopes)))
+
+
+def _measures(own: Data, *, slopes: bool) -> list[str]:
+    many = len(own["heads"])
     windows = f"{own['windows']} windows of {own['window_tokens']} tokens"
     judged = f"the mean of {own['exact_windows']} of these windows"
     more = "" if own["exact_heads"] == many else "; --exact does that for all"
+    exact = (
+        f"exact for {own['exact_heads']} of {many} heads, taken out one at a time, each giving its mean instead{more}"
+    )
+    said = f"judged by {own['objective']}: {own['loss_is']}"
+    if not slopes:
+        none = "no first-order scores: where no head is missing the drift is 0 and flat"
+        return [said, f"{exact}; the mean of {own['exact_windows']} windows of {own['window_tokens']} tokens", none]
     notes = [
         f"first order: |dL/dg| of a factor g on the head's output, the mean of {windows}",
-        f"the loss there is {own['baseline']:.4f} nats a token",
-        f"exact for {own['exact_heads']} of {many} heads, taken out one at a time, each giving its mean instead{more}; {judged}",
+        f"the loss there is {own['baseline']:.4f} {own['unit']}; {said}",
+        f"{exact}; {judged}",
     ]
-    if agreement is not None:
-        notes.append(f"rank correlation of the two measures over these {own['exact_heads']} heads: {agreement:.2f}")
-    columns = (
-        Column("head"), Column("role"), Column("rank", "right"), Column("first order", "right"),
-        Column("loss without it", "right"),
-    )  # fmt: skip
-    return Table(MATTER, columns, rows, tuple(notes))
+    if own["rank_correlation"] is not None:
+        agreement = f"{own['rank_correlation']:.2f}"
+        notes.append(f"rank correlation of the two measures over these {own['exact_heads']} heads: {agreement}")
+    return notes
 
 
 def _budget(data: Data) -> Table:
@@ -121,7 +136,9 @@ def _budget(data: Data) -> Table:
         for row in own["texts"]
     )  # fmt: skip
     measure = "by exact ablation" if data["importance"]["method"] != "first-order" else "by their first-order scores"
+    loss = data["importance"]
     notes = (
+        f"loss of {loss['objective']}, {loss['unit']}",
         f"least important first, {measure} on the other half: no head is chosen on the text that it is judged by",
         "interval: 95%, over the windows; between the numbers that were tried, straight lines",
         "taken out together and not retrained; `manyheads prune` removes them for real",
