@@ -77,6 +77,23 @@ def test_an_encoder_is_judged_on_masked_tokens(capsys, here, tmp_path) -> None:
     assert told["heads_removed"] == 2
 
 
+def test_a_model_without_a_language_head_is_judged_by_its_drift(capsys, here, tmp_path) -> None:
+    folder = tiny_models.save("bert", tmp_path / "bert")
+    transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
+    words = (folder, "--budget", 2, "--tokens", 300, "--rounds", 1)
+    status, out, _ = run(capsys, *words, "--by", "zero", "--json")
+    losses = json.loads(out)["losses"]
+    assert (status, losses["objective"], losses["before"]) == (0, "drift", 0.0)
+    assert losses["after"] > 0
+    for more, said in (
+        ((), "no first-order score"),
+        (("--by", "zero", "--compare-init"), "--compare-init: the model has no language head"),
+    ):
+        status, out, err = run(capsys, *words, *more)
+        assert (status, out) == (2, "")
+        assert said in err.splitlines()[-1]
+
+
 def test_gates_choose_too(capsys, here, llama) -> None:
     status, out, _ = run(capsys, llama, "--gates", 0.5, "--steps", 40, "--tokens", 200, "--json")
     told = json.loads(out)
