@@ -121,7 +121,8 @@ def parallel(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 SPLIT = ["llama", "mistral", "qwen2", "gemma", "gemma2", "olmo", "phi", "phi3", "granite", "cohere", "gpt2", "gpt_neox",
-         "gptj", "opt", "gpt_oss"]  # fmt: skip
+         "gptj", "opt", "gpt_oss", "starcoder2", "glm", "glm4", "seed_oss", "arcee", "persimmon-no-norm", "smollm3",
+         "stablelm"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SPLIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manyheads.checkpoints.draft import Draft
+from manyheads.checkpoints.draft import FULL, LINEAR, Draft
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
 from manyheads.checkpoints.rope import read_rope, yarn_scale_factor
@@ -158,12 +158,15 @@ def _positions(fields: Fields, draft: Draft, family: Family) -> None:
         width = draft.latent.rope_dim if draft.latent is not None else draft.head_dim
         kinds = read_rope(fields, draft, family, width)
         if draft.latent is not None:
-            draft.scale *= yarn_scale_factor(kinds["full_attention"])
+            draft.scale *= yarn_scale_factor(kinds.get(FULL, NoPositions()))
     elif family.positions == "alibi":
-        kinds = {"full_attention": Alibi()}
+        kinds = {FULL: Alibi()}
     elif family.positions in ("learned", "sinusoidal"):
-        kinds = {"full_attention": NoPositions()}
+        kinds = {FULL: NoPositions()}
         draft.position_rows = fields.size("context") + family.position_extra
+    for kind in dict.fromkeys(draft.kinds):
+        if family.positions == "rope" and kind != LINEAR and kind not in kinds:
+            draft.doubt("rope_parameters", ", ".join(kinds), f"it says nothing of the {kind} layers")
     draft.positions = kinds
 
 

@@ -154,6 +154,8 @@ def arrange(
         else:
             right = pattern
         shapes.append([prod(known[axis] for axis in group) for group in groups(right)])
+    if not shapes[0]:  # a single number, which nothing can be joined to
+        return (), known
     joined = list(shapes[0])
     joined[stored.axis] = sum(shape[stored.axis] for shape in shapes)
     if any(shape[: stored.axis] + shape[stored.axis + 1 :] != shapes[0][: stored.axis] + shapes[0][stored.axis + 1 :]

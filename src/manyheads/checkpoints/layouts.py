@@ -8,6 +8,7 @@ __all__ = [
     "EMBED",
     "EXPERTS",
     "FINAL_NORM",
+    "FUSED_GATED_MLP",
     "GATED_MLP",
     "HEAD",
     "LATENT_ATTENTION",
@@ -17,6 +18,7 @@ __all__ = [
     "LLAMA_NORMS",
     "LLAMA_PREFIXES",
     "NORMS_PER_HEAD",
+    "PLAIN_MLP",
     "ROTARY_BUFFERS",
     "SHARED_EXPERT",
     "SHARED_EXPERTS",
@@ -98,6 +100,15 @@ NORMS_PER_HEAD = (
 GATED_MLP = (
     *linear("model.layers.{i}.mlp.gate_proj", LAYER + "mlp.gate", "w m", "w"),
     *linear("model.layers.{i}.mlp.up_proj", LAYER + "mlp.up", "w m", "w"),
+    *linear("model.layers.{i}.mlp.down_proj", LAYER + "mlp.down", "m w", "m"),
+)
+PLAIN_MLP = (
+    *linear("model.layers.{i}.mlp.up_proj", LAYER + "mlp.up", "w m", "w"),
+    *linear("model.layers.{i}.mlp.down_proj", LAYER + "mlp.down", "m w", "m"),
+)
+# Gate and up as one matrix, the rows of the gate first (Phi-3, GLM).
+FUSED_GATED_MLP = (
+    Stored("model.layers.{i}.mlp.gate_up_proj.weight", ((LAYER + "mlp.gate", "w m"), (LAYER + "mlp.up", "w m"))),
     *linear("model.layers.{i}.mlp.down_proj", LAYER + "mlp.down", "m w", "m"),
 )
 # One tensor an expert, as Qwen, OLMoE and DeepSeek store them.

@@ -9,7 +9,7 @@ the form "compact" do the files hold other counts than the rest of the configura
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.kv import Heads
 from manyheads.spec.stack import Block, StackSpec
 
-__all__ = ["FORMS", "KEY", "LayerHeads", "Pruning", "attention_at", "places", "read_pruning", "shrunk"]
+__all__ = ["FORMS", "KEY", "LayerHeads", "Pruning", "attention_at", "places", "read_pruning", "read_record", "shrunk"]
 
 KEY = "manyheads_pruning"
 FORMS = ("uniform", "padded", "compact")
@@ -46,6 +46,10 @@ class LayerHeads:
     def kept(self) -> tuple[int, ...]:
         """Original numbers of the heads that still work."""
         return tuple(slot for slot in self.slots if slot >= 0)
+
+    def at(self, numbers: Iterable[int]) -> list[int]:
+        """Where heads that still work are stored, by their original numbers."""
+        return [self.slots.index(number) for number in numbers]
 
     @property
     def removed(self) -> tuple[int, ...]:
@@ -115,7 +119,20 @@ def read_pruning(config: Mapping[str, Any], stack: StackSpec, *, source: str = "
 
     Raises CheckpointError, one line, for a record that is not understood or contradicts the model.
     """
-    found = config.get(KEY)
+    made = read_record(config.get(KEY), source=source)
+    if made is None:
+        return None
+    where = f"{source}: {KEY}"
+    for stage, layer, heads in made.layers:
+        _check_row(heads, attention_at(stack, stage, layer), made.form, f"{where}: {stage} layer {layer}")
+    return made
+
+
+def read_record(found: Any, *, source: str = "config") -> Pruning | None:
+    """The record `found` by itself, whatever model it is of; None where there is none.
+
+    Raises CheckpointError, one line, for one that is not understood.
+    """
     if found is None:
         return None
     where = f"{source}: {KEY}"
@@ -126,11 +143,10 @@ def read_pruning(config: Mapping[str, Any], stack: StackSpec, *, source: str = "
         raise CheckpointError(f"{where} has {said}; understood: version {_VERSION} and form {', '.join(FORMS)}")
     made = Pruning(str(found["form"]), tuple(_row(row, where) for row in found["layers"]))
     seen: set[tuple[str, int]] = set()
-    for stage, layer, heads in made.layers:
+    for stage, layer, _ in made.layers:
         if (stage, layer) in seen:
             raise CheckpointError(f"{where}: layer {layer} of {stage} is there twice")
         seen.add((stage, layer))
-        _check_row(heads, attention_at(stack, stage, layer), made.form, f"{where}: {stage} layer {layer}")
     return made
 
 

@@ -6,6 +6,7 @@ from manyheads.checkpoints.family import Family, Stored
 from manyheads.checkpoints.layouts import (
     EMBED,
     FINAL_NORM,
+    FUSED_GATED_MLP,
     HEAD,
     LAYER,
     LLAMA_NORMS,
@@ -29,10 +30,7 @@ FAMILIES = (
                 ((LAYER + "self.q", "(h q) m"), (LAYER + "self.k", "(k q) m"), (LAYER + "self.v", "(k v) m")),
             ),
             *linear("model.layers.{i}.self_attn.o_proj", LAYER + "self.o", "m (y v)", "m"),
-            Stored(
-                "model.layers.{i}.mlp.gate_up_proj.weight", ((LAYER + "mlp.gate", "w m"), (LAYER + "mlp.up", "w m"))
-            ),
-            *linear("model.layers.{i}.mlp.down_proj", LAYER + "mlp.down", "m w", "m"),
+            *FUSED_GATED_MLP,
             *LLAMA_NORMS,
             *FINAL_NORM,
             *HEAD,
