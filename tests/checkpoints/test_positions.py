@@ -14,16 +14,17 @@ transformers = pytest.importorskip("transformers")
 import torch  # noqa: E402
 
 from manyheads.checkpoints.config import read_config  # noqa: E402
-from manyheads.spec import AttentionSpec, NoPositions, Rope, Window  # noqa: E402
+from manyheads.spec import AttentionSpec, Band, Bidirectional, Heads, NoPositions, Rope, Window, count, weights  # noqa: E402
 from manyheads.spec.positions import NoScaling  # noqa: E402
 
 TINY = json.loads((Path(__file__).parent / "fixtures" / "tiny_models.json").read_text())
-CASES: dict[str, Any] = {**TINY["decoders"], **TINY["encoders"]}
+CASES: dict[str, Any] = {case: made for part in TINY.values() for case, made in part.items()}
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 PLACE = 5
 ROTATED = [
     "llama", "mistral", "phi", "glm", "glm4", "glm4-no-bias", "starcoder2", "stablelm", "stablelm-12b", "seed_oss", "arcee",
-    "apertus-biases", "persimmon", "smollm3", "smollm3-window", "exaone4", "exaone4-full", "cohere2", "gptj",
+    "apertus-biases", "persimmon", "smollm3", "smollm3-window", "exaone4", "exaone4-full", "cohere2", "gptj", "eurobert",
+    "nomic_bert", "modernbert", "modernbert-biases",
 ]  # fmt: skip
 
 
@@ -96,3 +97,43 @@ def test_each_layer_keeps_what_transformers_cache_keeps(name: str) -> None:
         getattr(layer, "sliding_window", None) or 0 for layer in transformers.DynamicCache(config=model.config).layers
     ]
     assert [a.mask.keys if isinstance(a.mask, Window) else 0 for a in attentions] == theirs
+
+
+def masks_given(model: Any, tokens: int) -> dict[int, torch.Tensor]:
+    """What each layer's attention function is told may be seen, (tokens, tokens)."""
+    seen: dict[int, torch.Tensor] = {}
+
+    def probe(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> tuple[Any, None]:
+        everything = torch.ones(tokens, tokens, dtype=torch.bool)
+        seen[len(seen)] = everything if attention_mask is None else attention_mask[0, 0] >= 0
+        return torch.zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+    transformers.AttentionInterface.register("probe", probe)
+    transformers.AttentionMaskInterface.register("probe", transformers.masking_utils.eager_mask)
+    model.set_attn_implementation("probe")
+    with torch.no_grad():
+        model(torch.arange(tokens)[None] + 3)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "radii"), [("modernbert", [0, 3, 3, 0]), ("modernbert-biases", [4, 0, 4, 0]), ("eurobert", [0] * 4)]
+)
+def test_encoders_see_both_sides_as_far_as_transformers_lets_them(name: str, radii: list[int]) -> None:
+    model, attentions = made(name)
+    assert [a.mask for a in attentions] == [Band(r) if r else Bidirectional() for r in radii]
+    given = masks_given(model, 12)
+    for layer, attention in enumerate(attentions):
+        ours = torch.tensor([[attention.mask.visible(q, k) for k in range(12)] for q in range(12)])
+        assert torch.equal(ours, given[layer]), layer
+
+
+def test_modernbert_has_no_norm_before_its_first_attention() -> None:
+    model, _ = made("modernbert")
+    stack = read_config(json.loads(json.dumps(model.config.to_dict()))).stack
+    assert stack.encoder is not None
+    assert [block.norm_places for block in stack.encoder.blocks] == [("pre_mlp",)] + [("pre_attention", "pre_mlp")] * 3
+    assert [type(layer.attn_norm).__name__ for layer in model.model.layers] == ["Identity"] + ["LayerNorm"] * 3
+    assert stack.head == "none"
+    assert isinstance(stack.encoder.blocks[0].attention.kv, Heads)
+    assert count(weights(stack)) == sum(p.numel() for p in model.model.parameters())

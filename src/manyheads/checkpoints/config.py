@@ -122,7 +122,7 @@ def _family_of(config: Mapping[str, Any], source: str, notes: list[str]) -> Fami
 
 
 def _read(fields: Fields, family: Family, assume: str) -> tuple[StackSpec, list[str]]:
-    if family.stack != "decoder":
+    if family.stack in ("encoder", "seq2seq"):
         from manyheads.checkpoints.encoders import read_encoder
 
         stack, notes, doubts = read_encoder(fields, family)

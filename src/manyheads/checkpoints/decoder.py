@@ -19,7 +19,7 @@ __all__ = ["read_decoder"]
 
 
 def read_decoder(fields: Fields, family: Family) -> Draft:
-    """The draft of a decoder-only model: sizes, norms, MLPs, masks, positions, and the family's own last word."""
+    """The draft of a decoder-only model, or of an encoder made of a decoder's parts: sizes, norms, MLPs, masks, positions, and the family's own last word."""
     draft = _sizes(fields, family)
     fields.raw("is_decoder")
     if fields.flag("is_encoder_decoder"):
@@ -62,6 +62,7 @@ def _sizes(fields: Fields, family: Family) -> Draft:
     draft.context = fields.optional_size("context", least=0) or 0
     draft.tied = fields.flag("tied")
     draft.parallel, draft.gated = family.parallel, family.gated
+    draft.role = "decoder" if family.stack == "decoder" else "encoder"
     return draft
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from manyheads.spec.attention import AttentionSpec, Bias, Borrowed, Self
 from manyheads.spec.kv import Heads, Latent
-from manyheads.spec.masks import Causal, Chunk, Mask, Window
+from manyheads.spec.masks import Band, Bidirectional, Causal, Chunk, Mask, Window
 from manyheads.spec.norms import Norm, QKNorm
 from manyheads.spec.positions import NoPositions, Positions
 from manyheads.spec.stack import Block, Mlp, Moe, OtherWeight, Stack, StackSpec
@@ -29,7 +29,11 @@ class Doubt:
 
 @dataclass(eq=False, repr=False)
 class Draft:
-    """Everything that decides a decoder; the shared reader fills it, a family's function may change it."""
+    """Everything that decides a decoder, or an encoder of a decoder's kind; a family's function may change it.
+
+    window        of an encoder: the keys that a query sees on each side of itself
+    first_places  the norms of the first block, where they stand elsewhere than in the others
+    """
 
     d_model: int
     layers: int
@@ -38,6 +42,7 @@ class Draft:
     head_dim: int
     v_head_dim: int
     scale: float
+    role: str = "decoder"
     vocab_size: int = 0
     context: int = 0
     mlp_width: int = 0
@@ -46,6 +51,7 @@ class Draft:
     bias: Bias = Bias()
     norm: Norm | None = None
     norm_places: tuple[str, ...] = ()
+    first_places: tuple[str, ...] | None = None
     final_norm: Norm | None = None
     embedding_norm: Norm | None = None
     parallel: bool = False
@@ -67,6 +73,7 @@ class Draft:
     tied: bool = False
     head_bias: bool = False
     head_softcap: float | None = None
+    token_types: int = 0
     other: tuple[OtherWeight, ...] = ()
     notes: list[str] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
@@ -85,40 +92,45 @@ class Draft:
 
 def build_decoder(draft: Draft) -> StackSpec:
     """The frozen model of a draft; equal layers share one Block."""
-    made: dict[tuple[str, bool, bool, int], Block] = {}
+    made: dict[tuple[object, ...], Block] = {}
     blocks = []
     for index, kind in enumerate(draft.kinds):
-        key = (kind, index in draft.unrotated, index in draft.moe_layers, draft.lenders.get(index, -1))
+        first = index == 0 and draft.first_places is not None
+        key = (kind, index in draft.unrotated, index in draft.moe_layers, draft.lenders.get(index, -1), first)
         if key not in made:
-            made[key] = _block(draft, *key)
+            made[key] = _block(draft, index)
         blocks.append(made[key])
     stack = Stack(
-        "decoder", draft.d_model, tuple(blocks), position_rows=draft.position_rows,
+        draft.role, draft.d_model, tuple(blocks), position_rows=draft.position_rows,
         embedding_norm=draft.embedding_norm, final_norm=draft.final_norm,
     )  # fmt: skip
-    head = "none" if not draft.vocab_size else "tied" if draft.tied else "untied"
+    head = "none" if not draft.vocab_size or draft.role == "encoder" else "tied" if draft.tied else "untied"
     return StackSpec(
         (stack,), vocab_size=draft.vocab_size, head=head, head_bias=draft.head_bias, context=draft.context,
-        head_softcap=draft.head_softcap, other=draft.other,
+        head_softcap=draft.head_softcap, token_types=draft.token_types, other=draft.other,
     )  # fmt: skip
 
 
-def _block(draft: Draft, kind: str, unrotated: bool, mixture: bool, lender: int) -> Block:  # noqa: FBT001
+def _block(draft: Draft, index: int) -> Block:
+    kind = draft.kinds[index]
     if kind == LINEAR and draft.linear is not None:
         attention = draft.linear
     else:
-        attention = _attention(draft, kind, unrotated=unrotated, lender=lender)
-    mlp: Mlp | Moe | None = draft.moe if mixture else None
+        attention = _attention(draft, kind, unrotated=index in draft.unrotated, lender=draft.lenders.get(index, -1))
+    mlp: Mlp | Moe | None = draft.moe if index in draft.moe_layers else None
     if mlp is None and draft.mlp_width:
         mlp = Mlp(draft.mlp_width, draft.gated, draft.mlp_bias)
-    places = draft.norm_places if draft.norm is not None else ()
-    return Block((attention,), mlp, draft.norm, places, draft.parallel)
+    places = draft.norm_places
+    if index == 0 and draft.first_places is not None:
+        places = draft.first_places
+    return Block((attention,), mlp, draft.norm, places if draft.norm is not None else (), draft.parallel)
 
 
 def _attention(draft: Draft, kind: str, *, unrotated: bool, lender: int) -> AttentionSpec:
-    masks: dict[str, Mask] = {FULL: Causal()}
+    encoder = draft.role == "encoder"
+    masks: dict[str, Mask] = {FULL: Bidirectional() if encoder else Causal()}
     if draft.window:
-        masks[SLIDING] = Window(draft.window)
+        masks[SLIDING] = Band(draft.window) if encoder else Window(draft.window)
     if draft.chunk:
         masks[CHUNKED] = Chunk(draft.chunk)
     positions = NoPositions() if unrotated else draft.positions.get(kind, draft.positions.get(FULL, NoPositions()))

@@ -43,7 +43,8 @@ class Family:
     """What the shared reader needs to know of one kind of model.
 
     name, model_types  our name; the values of `model_type` that mean it
-    stack              "decoder", "encoder" or "seq2seq": which shared reader builds it
+    stack              which shared reader builds it: "decoder", "encoder", "seq2seq", or "rotary_encoder" (an encoder made
+                       of a decoder's parts: rotation, windows, gates)
     spellings          keys of this family for a canonical field, tried before the common ones
     defaults           what transformers' config class takes where the key is absent, by canonical field
     norm               "rms" or "layer"; gain and shift as in `manyheads.spec.Norm`

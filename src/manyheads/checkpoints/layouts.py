@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from manyheads.checkpoints.family import Stored
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "ROTARY_BUFFERS",
     "SHARED_EXPERT",
     "SHARED_EXPERTS",
+    "as_encoder",
     "linear",
     "norm",
     "rows_by_head",
@@ -44,6 +47,14 @@ def norm(name: str, canonical: str, axes: str = "m", *, when: str = "") -> tuple
     return (
         Stored(f"{name}.weight", ((f"{canonical}.weight", axes),), when=when),
         Stored(f"{name}.bias", ((f"{canonical}.bias", axes),), when=when),
+    )
+
+
+def as_encoder(rows: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """The same rows for an encoder that is made of a decoder's parts."""
+    return tuple(
+        replace(row, parts=tuple((name.replace("decoder.", "encoder.", 1), axes) for name, axes in row.parts))
+        for row in rows
     )
 
 

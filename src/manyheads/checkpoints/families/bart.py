@@ -1,4 +1,4 @@
-"""BART and Marian: encoder-decoders with biases everywhere and norms after the residual sums."""
+"""BART and its relatives: encoder-decoders with biases everywhere, and norms after the residual sums or before them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,44 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES"]
 
 
+def _one_table(fields: Fields, draft: EncoderDraft) -> None:
+    """Untied, transformers gives encoder, decoder and head a table each, and these files were never published."""
+    if draft.head == "untied" and fields.has("tied"):
+        fields.fail("tie_word_embeddings is false: separate token tables of encoder and decoder are not described; expected true")
+
+
 def _finish_bart(fields: Fields, draft: EncoderDraft) -> None:
     """A bias on the logits is stored as a buffer; settings of fairseq's that transformers does not read are only read."""
+    _one_table(fields, draft)
     draft.other = (OtherWeight("final_logits_bias", (1, draft.vocab_size), buffer=True),)
     for key in ("num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm",
                 "add_bias_logits", "static_position_embeddings", "is_decoder"):  # fmt: skip
         if fields.raw(key) is True and key in ("normalize_before", "add_final_layer_norm"):
             draft.notes.append(f"{key} is not used: the norms of transformers' class stand after the sums")
+
+
+def _finish_mvp(fields: Fields, draft: EncoderDraft) -> None:
+    """BART, unless learned keys and values stand before those of every layer."""
+    _finish_bart(fields, draft)
+    if fields.flag("use_prompt"):
+        draft.doubt("use_prompt", "true", "learned keys and values before each layer's own are not described")
+
+
+def _finish_before(fields: Fields, draft: EncoderDraft) -> None:
+    """The bias on the logits; the flags that ask for norms before the sums say what the class does anyway."""
+    _one_table(fields, draft)
+    draft.other = (OtherWeight("final_logits_bias", (1, draft.vocab_size), buffer=True),)
+    for key in ("num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm",
+                "add_bias_logits", "static_position_embeddings", "is_decoder"):  # fmt: skip
+        fields.raw(key)
+
+
+def _finish_m2m(fields: Fields, draft: EncoderDraft) -> None:
+    """No bias on the logits; positions are computed, not stored."""
+    _finish_before(fields, draft)
+    draft.other = ()
+    for half in draft.halves:
+        half.position_rows = 0
 
 
 def _finish_marian(fields: Fields, draft: EncoderDraft) -> None:
@@ -45,12 +76,29 @@ _LAYOUT = (
     Stored("final_logits_bias", (("final_logits_bias", "..."),)),
     *HEAD,
 )
+_BEFORE = (
+    Stored("model.shared.weight", (("tokens", "l m"),)),
+    *seq2seq_stack("encoder", places="pre"),
+    *seq2seq_stack("decoder", places="pre"),
+    *norm("model.encoder.layer_norm", "encoder.final_norm"),
+    *norm("model.decoder.layer_norm", "decoder.final_norm"),
+    Stored("final_logits_bias", (("final_logits_bias", "..."),)),
+    *HEAD,
+)
+_POSITIONS = (
+    Stored("model.encoder.embed_positions.weight", (("encoder.positions", "p m"),)),
+    Stored("model.decoder.embed_positions.weight", (("decoder.positions", "p m"),)),
+)
+_EMBEDDING_NORMS = (
+    *norm("model.encoder.layernorm_embedding", "encoder.embedding_norm"),
+    *norm("model.decoder.layernorm_embedding", "decoder.embedding_norm"),
+)
 _COPIES = r"^(model\.)?(encoder|decoder)\.embed_tokens\.weight$"
 
 FAMILIES = (
     Family(
         name="bart",
-        model_types=("bart",),
+        model_types=("bart", "plbart"),
         stack="seq2seq",
         defaults={"tied": True, "context": 1024},
         norm="layer",
@@ -65,16 +113,130 @@ FAMILIES = (
         position_extra=2,
         layout=(
             *_LAYOUT,
-            Stored("model.encoder.embed_positions.weight", (("encoder.positions", "p m"),)),
-            Stored("model.decoder.embed_positions.weight", (("decoder.positions", "p m"),)),
-            *norm("model.encoder.layernorm_embedding", "encoder.embedding_norm"),
-            *norm("model.decoder.layernorm_embedding", "decoder.embedding_norm"),
+            *_POSITIONS,
+            *_EMBEDDING_NORMS,
         ),
         ignored=(_COPIES,),
         prefixes=((("model.", ""),),),
         optional=("final_logits_bias",),
         task_heads=(r"^classification_head\.", r"^qa_outputs\."),
         finish_encoder=_finish_bart,
+    ),
+    Family(
+        name="mvp",
+        model_types=("mvp",),
+        stack="seq2seq",
+        defaults={"tied": True, "context": 1024},
+        norm="layer",
+        shift=True,
+        norm_places=("post_attention", "post_mlp"),
+        final_norm=False,
+        embedding_norm=True,
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="learned",
+        position_extra=2,
+        layout=(*_LAYOUT, *_POSITIONS, *_EMBEDDING_NORMS),
+        ignored=(_COPIES,),
+        prefixes=((("model.", ""),),),
+        optional=("final_logits_bias",),
+        task_heads=(r"^classification_head\.", r"^qa_outputs\."),
+        finish_encoder=_finish_mvp,
+    ),
+    Family(
+        name="blenderbot-small",
+        model_types=("blenderbot-small",),
+        stack="seq2seq",
+        defaults={"tied": True, "context": 512},
+        norm="layer",
+        shift=True,
+        norm_places=("post_attention", "post_mlp"),
+        final_norm=False,
+        embedding_norm=True,
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="learned",
+        layout=(*_LAYOUT, *_POSITIONS, *_EMBEDDING_NORMS),
+        ignored=(_COPIES,),
+        prefixes=((("model.", ""),),),
+        optional=("final_logits_bias",),
+        finish_encoder=_finish_bart,
+    ),
+    Family(
+        name="blenderbot",
+        model_types=("blenderbot",),
+        stack="seq2seq",
+        defaults={"tied": True, "context": 128},
+        norm="layer",
+        shift=True,
+        norm_places=("pre_attention", "pre_mlp"),
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="learned",
+        layout=(*_BEFORE, *_POSITIONS),
+        ignored=(_COPIES,),
+        prefixes=((("model.", ""),),),
+        optional=("final_logits_bias",),
+        finish_encoder=_finish_before,
+    ),
+    Family(
+        name="mbart",
+        model_types=("mbart",),
+        stack="seq2seq",
+        defaults={"tied": True, "context": 1024},
+        norm="layer",
+        shift=True,
+        norm_places=("pre_attention", "pre_mlp"),
+        embedding_norm=True,
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="learned",
+        position_extra=2,
+        layout=(*_BEFORE, *_POSITIONS, *_EMBEDDING_NORMS),
+        ignored=(_COPIES,),
+        prefixes=((("model.", ""),),),
+        optional=("final_logits_bias",),
+        task_heads=(r"^classification_head\.", r"^qa_outputs\."),
+        finish_encoder=_finish_before,
+    ),
+    Family(
+        name="pegasus",
+        model_types=("pegasus",),
+        stack="seq2seq",
+        defaults={"tied": True, "context": 1024},
+        norm="layer",
+        shift=True,
+        norm_places=("pre_attention", "pre_mlp"),
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="sinusoidal",
+        layout=(*_BEFORE, *_POSITIONS),
+        ignored=(_COPIES,),
+        prefixes=((("model.", ""),),),
+        optional=("final_logits_bias",),
+        finish_encoder=_finish_before,
+    ),
+    Family(
+        name="m2m_100",
+        model_types=("m2m_100",),
+        stack="seq2seq",
+        defaults={"tied": True, "context": 1024},
+        norm="layer",
+        shift=True,
+        norm_places=("pre_attention", "pre_mlp"),
+        gated=False,
+        bias="qkvo",
+        mlp_bias=True,
+        positions="sinusoidal",
+        layout=_BEFORE,
+        ignored=(_COPIES, r"(encoder|decoder)\.embed_positions\.weights?$"),
+        prefixes=((("model.", ""),),),
+        finish_encoder=_finish_m2m,
     ),
     Family(
         name="marian",
