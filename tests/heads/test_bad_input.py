@@ -94,7 +94,7 @@ def refused(capsys, model: Path, *words: object, status: int = 2) -> str:
         ("0:1\n1:2", "is not a list of heads"),
         ("0:" + "9" * 5000, "no model has a layer or head 999999..."),
         ("x" * 5000, "is not a list of heads"),
-        ("cross/0:1", "there is no stage cross; the model has decoder"),
+        ("cross/0:1", "there is no stage 'cross'; the model has decoder"),
         ("middle/0:1", "there is no stage 'middle'"),
     ],
 )
@@ -392,7 +392,7 @@ def test_the_python_door_says_the_same(name: str) -> None:
         ({stage: {0: (-1,)}}, "there is no head -1"),
         ({stage: {-1: (0,)}}, "there is no layer -1"),
         ({stage: {0: (1, 1)}}, "twice"),
-        ({"middle": {0: (1,)}}, "there is no stage middle"),
+        ({"middle": {0: (1,)}}, "there is no stage 'middle'"),
     ):
         for asked in (prune, mask):
             with pytest.raises(ManyheadsError, match=said) as caught:

@@ -173,7 +173,7 @@ def _state(model: Any) -> tuple[dict[str, Any], str]:
         ("llama", {0: (1, 1)}, ManyheadsError, "names a head twice"),
         ("llama", {}, ConversionError, "removes nothing: no head is named"),
         ("llama", {0: ()}, ConversionError, "removes nothing"),
-        ("llama", {"cross": {0: (1,)}}, ManyheadsError, "there is no stage cross; the model has decoder"),
+        ("llama", {"cross": {0: (1,)}}, ManyheadsError, "there is no stage 'cross'; the model has decoder"),
         ("olmo2", {0: (1,)}, ConversionError, "normed over all heads of a layer together"),
         ("phi3", {0: (0, 1, 2)}, ConversionError, "takes its head counts from the configuration"),
         ("qwen3_next", {0: (0,)}, ConversionError, "layer 0 of the decoder is linear attention"),

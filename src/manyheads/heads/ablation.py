@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.address import Head, check_heads
+from manyheads.heads.address import Head, Heads, addresses, check_heads
 from manyheads.heads.batches import places as stacks
 from manyheads.heads.metrics import Batch, Metric, as_batches, measured, metric_of
-from manyheads.heads.places import Heads, Place, Placing, addresses, select
+from manyheads.heads.places import Place, Placing, seen, select, table
 from manyheads.heads.replacing import METHODS, Means, Outputs, Replacing, donated
 from manyheads.heads.replay import Replay, replaying
 from manyheads.heads.scores import Importance
@@ -73,8 +73,8 @@ def ablation(
         reused = reuse
         for number in range(len(given)):
             told = _told(say, number * len(jobs), len(given) * len(jobs))
-            table, whole, weight, reused = _one_batch(model, run, number, jobs, reuse=reused, say=told)
-            by_batch.append(table)
+            added, whole, weight, reused = _one_batch(model, run, number, jobs, reuse=reused, say=told)
+            by_batch.append(added)
             baselines.append(whole)
             weights.append(weight)
         share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
@@ -91,10 +91,8 @@ def _jobs(places: Sequence[Place], heads: Heads | None, unit: str) -> list[_Job]
     """What is taken away at a time: (row, its heads)."""
     found: dict[_Job, None] = {}
     for row, numbers in select(places, heads).items():
-        size = places[row].group if unit == "group" else 1
         for number in numbers:
-            first = number // size * size
-            found[row, tuple(range(first, first + size))] = None
+            found[row, places[row].partners(number) if unit == "group" else (number,)] = None
     return list(found)
 
 
@@ -106,7 +104,7 @@ def _one_batch(
     model: Any, run: _Run, number: int, jobs: list[_Job], *, reuse: bool, say: Callable[[int], None]
 ) -> tuple[Tensor, float, float, bool]:
     """(what each absence adds (rows, heads), the metric of the whole, its weight, whether the prefix was reused)."""
-    table = torch.full(run.shape, torch.nan, dtype=torch.float64)
+    added = table(run.places)
     with replaying(model, [place.path for place in run.places] if reuse else []) as replay:
         replay.record()
         whole, weight = run.measure(number)
@@ -120,9 +118,9 @@ def _one_batch(
             path = run.places[row].path
             replay.skip_to(path if reuse else None)
             changed, _ = run.measure(number, {path: heads})
-            table[row, list(heads)] = changed - whole
+            added[row, list(heads)] = changed - whole
             say(done + 1)
-    return table, whole, weight, reuse
+    return added, whole, weight, reuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +207,10 @@ class _Masked(Replacing):
             )
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
-        place = self._places[call.path]
+        place = seen(self._places[call.path], out.shape[1], call.k.shape[1])
         mine = self._asked.get((place.stage, place.layer), [])
-        check_heads({place.layer: mine} if mine else {}, [out.shape[1]] * (place.layer + 1), stage=place.stage)
-        self.gone = {call.path: mine}
+        check_heads({place.layer: mine} if mine else {}, [place.columns] * (place.layer + 1), stage=place.stage)
+        self.gone = {call.path: place.slots(number for number in mine if number in place.numbers)}
         return super().__call__(call, out)
 
 
@@ -226,11 +224,6 @@ class _Run:
         self._gate = Replacing()
         self._stages: dict[str, str] = {}
         self.places: tuple[Place, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and heads of a table of all heads."""
-        return len(self.places), max(place.heads for place in self.places)
 
     @contextmanager
     def open(self) -> Iterator[_Run]:
@@ -249,7 +242,8 @@ class _Run:
     def measure(self, number: int, gone: Mapping[str, Sequence[int]] | None = None) -> tuple[float, float]:
         """(value, weight) of the metric on batch `number` with the heads `gone` {path: heads} taken away."""
         batch = self._batches[number]
-        self._gate.take(gone or {})
+        by_path = {place.path: place for place in self.places} if gone else {}
+        self._gate.take({path: by_path[path].slots(heads) for path, heads in (gone or {}).items()})
         try:
             value, weight = measured(self._model, batch, metric_of(self._model, batch, self._metric))
         finally:

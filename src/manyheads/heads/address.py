@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple, TypeAlias
 
 from manyheads.checkpoints.files import shown
 from manyheads.errors import ManyheadsError
 
-__all__ = ["Head", "by_layer", "check_heads", "format_head", "format_heads", "parse_head", "parse_heads",
-           "parse_staged"]  # fmt: skip
+__all__ = ["Head", "Heads", "addresses", "by_layer", "check_heads", "format_head", "format_heads", "parse_head",
+           "parse_heads", "parse_staged"]  # fmt: skip
 
 _STAGE = r"(?:(?P<stage>(?!\d)[^\s/:;,]{1,100})/)?"
 _ONE = re.compile(_STAGE + r"(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))")
 _LAYER = re.compile(_STAGE + r"(?P<layer>\d+):(?P<heads>\d+(?:\s*,\s*\d+)*)")
 _VALID = 'valid: "17:3" or "L17H3", and "cross/17:3" where a model has several stacks'
+_VALID_HEADS = 'valid: "0:1,3;5:2", {0: (1, 3)}, {"cross": {0: (1, 3)}}, or addresses such as Head(0, 1)'
 _VALID_LIST = 'valid: layer:head,head;layer:head, such as "0:1,3;5:2", or "L0H1;L5H2"'
 
 
@@ -36,6 +38,57 @@ class Head(NamedTuple):
 
     def __str__(self) -> str:
         return format_head(self)
+
+
+# Heads as callers give them: text, {layer: (head, head)}, {stage: {layer: (head, head)}}, or addresses one by one.
+Heads: TypeAlias = (
+    str
+    | Mapping[int, Sequence[int]]
+    | Mapping[str, Mapping[int, Sequence[int]]]
+    | Iterable[Head | tuple[int, int] | tuple[int, int, str] | str]
+)
+
+
+def addresses(heads: Heads) -> list[Head]:
+    """The heads that are meant, in the order in which they are given.
+
+        addresses("0:1,3;5:2") == addresses({0: (1, 3), 5: (2,)}) == addresses([(0, 1), "0:3", Head(5, 2)])
+        addresses({"cross": {2: (0,)}}) == addresses("cross/2:0")
+
+    Raises ManyheadsError for anything else.
+    """
+    if isinstance(heads, str):
+        return _listed(parse_staged(heads))
+    if isinstance(heads, Head):
+        return [heads]
+    if isinstance(heads, Mapping):
+        staged = any(isinstance(key, str) for key in heads)
+        return _listed(heads if staged else {"": heads})
+    if not isinstance(heads, Iterable):
+        raise ManyheadsError(f"{shown(heads)} names no heads; {_VALID_HEADS}")
+    return [_address(head) for head in heads]
+
+
+def _listed(heads: Mapping[Any, Any]) -> list[Head]:
+    found = []
+    for stage, layers in heads.items():
+        if not isinstance(stage, str) or not isinstance(layers, Mapping):
+            raise ManyheadsError(f"{shown(heads)} names no heads; {_VALID_HEADS}")
+        for layer, numbers in layers.items():
+            if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+                raise ManyheadsError(f"layer {layer} is given {shown(numbers)}; expected its heads, such as (1, 3)")
+            found += [_address((layer, number, stage)) for number in numbers]
+    return found
+
+
+def _address(head: Any) -> Head:
+    if isinstance(head, str):
+        return parse_head(head)
+    try:
+        layer, number, *stage = head
+        return Head(index(layer), index(number), *[str(name) for name in stage])
+    except (TypeError, ValueError):
+        raise ManyheadsError(f"{shown(head)} is no head; {_VALID_HEADS}") from None
 
 
 def parse_head(text: str) -> Head:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from manyheads.checkpoints.pruned import KEY, LayerHeads, read_record
 from manyheads.errors import ManyheadsError
 from manyheads.models.door_attentions import Attentions
 
@@ -29,12 +30,28 @@ class Place:
     """An attention module: its name in the model, which stack it is of, and its layer there.
 
     `stage` is "" in a model of one stack, else "encoder", "decoder" or "cross" where these tell its stacks apart, else what
-    the model calls the part that holds it: "vision_tower", "language_model".
+    the model calls the part that holds it: "vision_tower", "language_model". `held`: the original numbers of the heads that a
+    pruned model still has, None where none was removed.
     """
 
     path: str
     stage: str
     layer: int
+    held: LayerHeads | None = None
+
+    def numbers(self, heads: int) -> tuple[int, ...]:
+        """The original number of each of the `heads` that the module computes, -1 for a head of zeros.
+
+        ManyheadsError where the record of removed heads speaks of another number of them.
+        """
+        if self.held is None:
+            return tuple(range(heads))
+        if len(self.held.slots) != heads:
+            raise ManyheadsError(
+                f"{self.path} computes {heads} heads, and the record of removed heads in the model's configuration says "
+                f"{len(self.held.slots)}; it is of another model, or the heads were changed by other means"
+            )
+        return self.held.slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +65,22 @@ class Tokens:
 def places(attentions: Attentions) -> tuple[Place, ...]:
     """The attention modules of a model, stack by stack, each in the order of its layers. No two have one stage and layer."""
     paths = {path: attentions.layers[key] for key, path in attentions.paths.items()}
-    names = _stages(paths)
-    found = [Place(path, names[_kind(path)], layer) for path, layer in paths.items()]
+    names, held = _stages(paths), _record(attentions)
+    found = [
+        Place(path, names[_kind(path)], layer, held.get((names[_kind(path)], layer))) for path, layer in paths.items()
+    ]
     order = list(dict.fromkeys(place.stage for place in found))
     return tuple(sorted(found, key=lambda place: (order.index(place.stage), place.layer)))
+
+
+def _record(attentions: Attentions) -> dict[tuple[str, int], LayerHeads]:
+    """What the configuration of a pruned model says of its heads, by stage and layer as they are called here."""
+    record = next((found for config in attentions.configs if (found := getattr(config, KEY, None)) is not None), None)
+    pruning = read_record(record)
+    if pruning is None:
+        return {}
+    alone = len({stage for stage, _, _ in pruning.layers}) == 1
+    return {("" if alone else stage, layer): heads for stage, layer, heads in pruning.layers}
 
 
 def is_cross(stage: str) -> bool:

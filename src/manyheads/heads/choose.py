@@ -113,7 +113,7 @@ def choose(
     while len(gone) + smallest <= budget:
         share = max(math.ceil((budget - len(gone)) / max(rounds - asked, 1)), smallest)
         scores = _scores(
-            model, known, held, gone, batches, method, whole_groups=whole_groups, by_layer=by_layer, metric=metric
+            model, known, gone, batches, method, whole_groups=whole_groups, by_layer=by_layer, metric=metric
         )
         asked += 1
         new = _least(can, held, scores, gone, min(share, budget - len(gone)))
@@ -129,8 +129,7 @@ def _largest(can: Mapping[Head, Sequence[Head]], place: tuple[str, int]) -> int:
 
 
 def _scores(
-    model: Any, known: Described, held: Mapping[tuple[str, int], LayerHeads], gone: Sequence[Head], batches: Batches,
-    method: str, *, whole_groups: bool, by_layer: bool, metric: Metric | None,
+    model: Any, known: Described, gone: Sequence[Head], batches: Batches, method: str, *, whole_groups: bool, by_layer: bool, metric: Metric | None,
 ) -> dict[Head, float]:  # fmt: skip
     """The importance of every working head by its original number, with the heads of `gone` masked; its share of that of
     its whole group where this was measured."""
@@ -148,14 +147,9 @@ def _scores(
     scores = {}
     for row, place in enumerate(found.places):
         stage = place.stage or main_stage(known.stated)
-        mine = held[stage, place.layer]
-        for number in range(place.heads):
-            slot = mine.slots[number]
-            if slot >= 0:
-                together = (
-                    1 if found.unit == "head" else sum(each // mine.group == slot // mine.group for each in mine.kept)
-                )
-                scores[Head(place.layer, slot, stage)] = float(table[row, number]) / together
+        for number in place.numbers:
+            together = 1 if found.unit == "head" else len(place.partners(number))
+            scores[Head(place.layer, number, stage)] = float(table[row, number]) / together
     return scores
 
 
@@ -183,14 +177,8 @@ def closed_by_gates(model: Any, gates: Any) -> Choice:
 
     Raises ManyheadsError where none is closed.
     """
-    known = describe(model)
-    held = now_held(known.stated, known.before)
-    found = []
-    for head in gates.closed():
-        stage = head.stage or main_stage(known.stated)
-        slot = held[stage, head.layer].slots[head.head]
-        if slot >= 0:
-            found.append(Head(head.layer, slot, stage))
+    main = main_stage(describe(model).stated)
+    found = [head._replace(stage=head.stage or main) for head in gates.closed()]
     if not found:
         raise ManyheadsError(
             f"no gate closed at a penalty of {gates.penalty:g} a head, so nothing would go; a higher one closes more"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ from manyheads.cost.model import cache_bytes
 from manyheads.cost.parameters import stored_parameters
 from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
-from manyheads.heads.address import Head, format_heads
+from manyheads.heads.address import Heads, format_heads
 from manyheads.heads.folder import appearing, check_folder, folder_of
 from manyheads.heads.forms import AUTO, Form, choose_form, stated_stack
-from manyheads.heads.plan import ByStage, Plan, make_plan
-from manyheads.heads.prune import ByLayer, PrunedWeights, by_stage, mask
+from manyheads.heads.plan import Plan, make_plan
+from manyheads.heads.prune import PrunedWeights, by_stage, mask
 from manyheads.heads.trial import logits_of
 from manyheads.models.door import opened
 from manyheads.models.door_attentions import find_attentions
@@ -90,7 +90,7 @@ class Exported:
 
 def export(
     source: str | os.PathLike[str],
-    heads: ByLayer | ByStage | Iterable[Head],
+    heads: Heads,
     folder: str | os.PathLike[str],
     *,
     form: str = AUTO,
@@ -164,9 +164,7 @@ def _record(settings: Mapping[str, Any], source: str) -> Pruning | None:
     return read_pruning(settings, stated_stack(settings, source=source), source=source)
 
 
-def _chosen(
-    store: Store, settings: Mapping[str, Any], heads: ByLayer | ByStage | Iterable[Head], form: str, source: str
-) -> tuple[Plan, Form]:
+def _chosen(store: Store, settings: Mapping[str, Any], heads: Heads, form: str, source: str) -> tuple[Plan, Form]:
     where = shown_path(source)
     plan = make_plan(stated_stack(settings, source=where), by_stage(heads), before=_record(settings, where))
     chosen = choose_form(plan, settings, asked=form, source=where)

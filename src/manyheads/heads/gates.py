@@ -29,7 +29,7 @@ from manyheads.heads.address import Head
 from manyheads.heads.hard_concrete import drawn, likely, open_probability
 from manyheads.heads.importance import asking, frozen
 from manyheads.heads.metrics import Batch, Metric, as_batches, measured, metric_of
-from manyheads.heads.places import Place, Placing
+from manyheads.heads.places import Place, Placing, table
 from manyheads.heads.scores import Importance
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
@@ -172,6 +172,7 @@ class _Drawing:
         self._sizes: dict[str, int] = {}
         self._draws: dict[str, Tensor] = {}
         self.a: dict[str, Tensor] = {}
+        self.works: dict[str, Tensor] = {}  # the heads behind each gate, without those that were removed before
 
     def place(self, places: Sequence[Place]) -> None:
         """One number for each head or group of these places."""
@@ -180,6 +181,9 @@ class _Drawing:
             count = kv_heads if self._per == "group" else place.heads
             self.a[place.path] = torch.full((count,), _START, requires_grad=True)
             self._sizes[place.path] = place.heads // count
+            works = torch.zeros(place.heads)
+            works[place.slots(place.numbers)] = 1
+            self.works[place.path] = works.view(count, -1).sum(1)
 
     def renew(self) -> None:
         """The next forward draws anew."""
@@ -187,14 +191,15 @@ class _Drawing:
 
     def expected(self) -> Tensor:
         """The expected number of open heads."""
-        return torch.stack([open_probability(a).sum() * self._sizes[path] for path, a in self.a.items()]).sum()
+        return torch.stack([(open_probability(a) * self.works[path]).sum() for path, a in self.a.items()]).sum()
 
     def table(self, places: Sequence[Place]) -> Tensor:
         """The numbers of all heads, (rows, heads), NaN where there is none."""
-        table = torch.full((len(places), max(place.heads for place in places)), torch.nan, dtype=torch.float64)
+        filled = table(places)
         for row, place in enumerate(places):
-            table[row, : place.heads] = self._wide(place.path, self.a[place.path].detach()).double()
-        return table
+            wide = self._wide(place.path, self.a[place.path].detach()).double()
+            filled[row, list(place.numbers)] = wide[place.slots(place.numbers)]
+        return filled
 
     def _wide(self, path: str, values: Tensor) -> Tensor:
         """A value a group as one a query head: consecutive query heads share a key/value head."""
@@ -214,7 +219,10 @@ class _Fixed:
     """A gate that multiplies the heads by given values (rows, heads)."""
 
     def __init__(self, places: Sequence[Place], values: Tensor) -> None:
-        self._values = {place.path: values[row, : place.heads] for row, place in enumerate(places)}
+        self._values: dict[str, Tensor] = {}
+        for row, place in enumerate(places):
+            self._values[place.path] = torch.ones(place.heads, dtype=values.dtype)
+            self._values[place.path][place.slots(place.numbers)] = values[row, list(place.numbers)]
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
         values = self._values.get(call.path)
@@ -306,13 +314,13 @@ def _held(model: Any, weights: list[Tensor]) -> Iterator[None]:
 
 
 def _convergence(drawing: _Drawing, expected: Sequence[float]) -> Convergence:
-    probabilities = open_probability(torch.cat([a.detach() for a in drawing.a.values()]))
+    probabilities = open_probability(torch.cat([a.detach()[drawing.works[path] > 0] for path, a in drawing.a.items()]))
     low, high = _UNDECIDED
     undecided, gates = int(((probabilities > low) & (probabilities < high)).sum()), len(probabilities)
     quarter = len(expected) // 4
     last, before = expected[-quarter:], expected[-2 * quarter : -quarter]
     drift = sum(last) / quarter - sum(before) / quarter
-    heads = sum(len(a) * drawing._sizes[path] for path, a in drawing.a.items())
+    heads = int(sum(works.sum() for works in drawing.works.values()))
     most_undecided, most_drift = gates // 50, 0.01 * heads
     converged = undecided <= most_undecided and abs(drift) <= most_drift
     text = (

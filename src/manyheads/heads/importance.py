@@ -19,8 +19,9 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.ablation import METHODS, ablation
+from manyheads.heads.address import Heads
 from manyheads.heads.metrics import Batch, Metric, as_batches, measured, metric_of
-from manyheads.heads.places import Heads, Place, Placing, select
+from manyheads.heads.places import Place, Placing, select, table
 from manyheads.heads.scores import Importance, rank_correlation
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
@@ -133,11 +134,11 @@ def _table(
     fold: Callable[[Tensor], Tensor],
 ) -> Tensor:  # fmt: skip
     """(rows, heads) of a value a head, NaN where there is none. A batch that did not call a module says nothing of it."""
-    table = torch.full((len(places), max(place.heads for place in places)), torch.nan, dtype=torch.float64)
+    filled = table(places)
     for row, heads in chosen.items():
         found = values.get(places[row].path)
-        table[row, list(heads)] = 0.0 if found is None else fold(found)[list(heads)]
-    return table
+        filled[row, list(heads)] = 0.0 if found is None else fold(found)[places[row].slots(heads)]
+    return filled
 
 
 @contextmanager

@@ -8,7 +8,7 @@ neither the strongest keys nor the blocks hold it. Weights are made tile by tile
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
-from manyheads.heads.batches import places
+from manyheads.heads.batches import Place, places
 from manyheads.models.door import Call, opened
 from manyheads.models.handed import widened
 from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
@@ -70,6 +70,7 @@ class LayerMaps:
 
     stage         "encoder", "decoder" or "cross" where a model has several attentions, else ""
     layer, path   its layer, and its name in the model
+    numbers       the number of each head, in a pruned model its original one, -1 for a head of zeros
     queries, keys tokens on either side
     rows          (r,) the queries whose strongest keys are kept
     first         (h, r) their weight on key 0
@@ -81,6 +82,7 @@ class LayerMaps:
     stage: str
     layer: int
     path: str
+    numbers: tuple[int, ...]
     queries: int
     keys: int
     rows: Tensor
@@ -97,9 +99,11 @@ class LayerMaps:
         """Query heads."""
         return self.first.shape[0]
 
-    def head(self, number: int) -> Head:
-        """The address of one of them."""
-        return Head(self.layer, number, self.stage)
+    def addresses(self) -> Iterator[tuple[int, Head]]:
+        """Where the tensors hold each head, and its address; heads of zeros, left by a pruning, are none."""
+        for place, number in enumerate(self.numbers):
+            if number >= 0:
+                yield place, Head(self.layer, number, self.stage)
 
     @property
     def triangular(self) -> bool:
@@ -131,7 +135,7 @@ class HeadMaps:
     @property
     def heads(self) -> int:
         """Heads of all layers and stages."""
-        return sum(layer.heads for layer in self.layers)
+        return sum(1 for layer in self.layers for _ in layer.addresses())
 
 
 def read_byte(byte: Tensor) -> Tensor:
@@ -151,19 +155,18 @@ def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | Non
     _check(inputs)
     shape = shape or fit(270)
     found: dict[tuple[str, int], LayerMaps] = {}
-    stages: dict[str, str] = {}
+    modules: dict[str, Place] = {}
 
     def look(call: Call, _: Tensor) -> None:
-        stage = stages[call.path]
-        layer = call.layer
-        if layer < 0 or (stage, layer) in found:  # one module that serves several layers, as ALBERT's
-            layer = sum(kind == stage for kind, _ in found)
-        found[stage, layer] = _layer_maps(call, stage, layer, shape)
+        place = modules[call.path]
+        if (place.stage, place.layer) in found:  # one module that serves several layers, as ALBERT's
+            place = replace(place, layer=sum(stage == place.stage for stage, _ in found))
+        found[place.stage, place.layer] = _layer_maps(call, place, shape)
 
     body = getattr(model, "base_model", model)  # without a language head: logits of long texts are gigabytes
     # Not inference_mode: what a model keeps of a long text (frequencies of its positions) would stay unfit for training.
     with torch.no_grad(), opened(model, observers=[look], mode="eval") as door:
-        stages |= {place.path: place.stage for place in places(door.attentions)}
+        modules |= {place.path: place for place in places(door.attentions)}
         body(**inputs)
     return HeadMaps(tuple(found.values()))
 
@@ -187,7 +190,7 @@ def _check(inputs: Mapping[str, Any]) -> None:
             )
 
 
-def _layer_maps(call: Call, stage: str, layer: int, shape: MapShape) -> LayerMaps:
+def _layer_maps(call: Call, place: Place, shape: MapShape) -> LayerMaps:
     q, k = call.q.detach(), widened(call.k).detach()
     (_, h, t, _), s = q.shape, k.shape[2]
     if max(t, s) > MOST_TOKENS:
@@ -214,7 +217,7 @@ def _layer_maps(call: Call, stage: str, layer: int, shape: MapShape) -> LayerMap
     counts = torch.tensor([min(size_q, t - start) for start in range(0, t, size_q)])
     first_blocks = torch.stack([part.mean(1) for part in first.split(size_q, 1)], 1)
     return LayerMaps(
-        stage, layer, call.path, t, s, rows, _bytes(first[:, rows]), strongest, _bytes(weights),
+        place.stage, place.layer, call.path, place.numbers(h), t, s, rows, _bytes(first[:, rows]), strongest, _bytes(weights),
         _bytes(grid / counts[:, None]), _bytes(first_blocks), size_q, size_k,
     )  # fmt: skip
 

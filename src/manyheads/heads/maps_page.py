@@ -124,8 +124,7 @@ def maps_widget(maps: HeadMaps, texts: Mapping[str, Sequence[str]], notes: Seque
     lines: list[str] = []
     choices: dict[str, list[tuple[int, str, str]]] = {}
     for layer in maps.layers:
-        for head in range(layer.heads):
-            at = layer.head(head)
+        for head, at in layer.addresses():
             choices.setdefault(layer.stage, []).append((len(heads), format_head(at, short=True), words.get(at, "")))
             told = {
                 "address": format_head(at),

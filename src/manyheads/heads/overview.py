@@ -160,18 +160,19 @@ def _check_head(one: Head | None, found: HeadStatistics) -> None:
 def _row(found: HeadStatistics, head: Head) -> int:
     """The row of a head. ManyheadsError, naming what there is, where it has none."""
     for row, place in enumerate(found.places):
-        if (place.stage, place.layer) == (head.stage, head.layer) and head.head < _count(found, row):
+        if (place.stage, place.layer) == (head.stage, head.layer) and head.head in _numbers(found, row):
             return row
     said = []
     for stage in found.stages:
         rows = [row for row, place in enumerate(found.places) if place.stage == stage]
-        layers, most = [found.places[row].layer for row in rows], max(_count(found, row) for row in rows)
-        said.append(f"{stage}{' ' * bool(stage)}layers {min(layers)} to {max(layers)} with heads 0 to {most - 1}")
+        layers, most = [found.places[row].layer for row in rows], max(max(_numbers(found, row)) for row in rows)
+        said.append(f"{stage}{' ' * bool(stage)}layers {min(layers)} to {max(layers)} with heads 0 to {most}")
     raise ManyheadsError(f"--head {format_head(head)}: there is no such head; the model has {'; '.join(said)}")
 
 
-def _count(found: HeadStatistics, row: int) -> int:
-    return int((~np.isnan(found.entropy[row])).sum())
+def _numbers(found: HeadStatistics, row: int) -> list[int]:
+    """The heads that the model has there; of a pruned one those that are left."""
+    return np.flatnonzero(~np.isnan(found.entropy[row])).tolist()
 
 
 def _roles(
@@ -212,7 +213,7 @@ def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance 
     labels = {} if tested is None else tested.labels()
     rows = []
     for row, place in enumerate(found.places):
-        for number in range(_count(found, row)):
+        for number in _numbers(found, row):
             head = Head(place.layer, number, place.stage)
             rows.append(
                 {"head": format_head(head), "stage": place.stage, "layer": place.layer, "number": number}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from manyheads.checkpoints.files import shown
 from manyheads.checkpoints.pruned import LayerHeads, Pruning, places
 from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.address import Head, check_heads, format_head, format_heads
@@ -151,7 +152,7 @@ def make_plan(stack: StackSpec, heads: ByStage, *, before: Pruning | None = None
     for name, layers in heads.items():
         stage = name or main_stage(stack)
         if stage not in counts:
-            raise ManyheadsError(f"there is no stage {stage}; the model has {', '.join(counts)}")
+            raise ManyheadsError(f"there is no stage {shown(stage)}; the model has {', '.join(counts)}")
         for layer, numbers in layers.items():
             if 0 <= layer < len(counts[stage]) and not counts[stage][layer]:
                 raise ConversionError(

@@ -9,7 +9,7 @@ projection. Sets compose, and the record in the configuration (`checkpoints.prun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, read_pruning, shrunk
 from manyheads.errors import BackendError, ConversionError
-from manyheads.heads.address import Head
+from manyheads.heads.address import Heads, addresses
 from manyheads.heads.forms import uniform_settings
 from manyheads.heads.plan import ByStage, Plan, cannot_shrink, make_plan, now_held
 from manyheads.models.door import Call
@@ -32,8 +32,6 @@ from manyheads.spec.stack import StackSpec
 from manyheads.spec.weights import Weight, weights
 
 __all__ = ["Described", "Pruned", "PrunedWeights", "by_stage", "describe", "mask", "prune"]
-
-ByLayer = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -79,23 +77,19 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     return settings
 
 
-def by_stage(heads: ByLayer | ByStage | Iterable[Head]) -> ByStage:
-    """Heads by stage and layer, where a single stack's are given by layer alone, or all as addresses."""
-    if not isinstance(heads, Mapping):
-        found: dict[str, dict[int, list[int]]] = {}
-        for head in heads:
-            found.setdefault(head.stage, {}).setdefault(head.layer, []).append(head.head)
-        return found
-    if any(isinstance(key, str) for key in heads):
-        return heads  # type: ignore[return-value]
-    return {"": heads}  # type: ignore[dict-item]
+def by_stage(heads: Heads) -> ByStage:
+    """Heads by stage and layer; the stage is "" where none is given."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for head in addresses(heads):
+        found.setdefault(head.stage, {}).setdefault(head.layer, []).append(head.head)
+    return found
 
 
-def prune(model: nn.Module, heads: ByLayer | ByStage | Iterable[Head]) -> Pruned:
+def prune(model: nn.Module, heads: Heads) -> Pruned:
     """Remove `heads` from a transformers model, in place: weights, biases, the counts of its modules, and so its cache.
 
-    heads  original numbers by layer, by stage and layer ({"encoder": {0: (1,)}, "cross": {2: (0, 3)}}), or addresses;
-           heads that went before are left alone
+    heads  by their original numbers, in any form that `heads.address.addresses` reads; those that went before are left
+           alone
 
     A key/value head goes only with all its queries; a group that keeps fewer queries than its neighbours gets heads of
     zeros. The configuration records what is gone, and its counts change where all layers end up alike.
@@ -206,7 +200,7 @@ def _rows(tensor: Tensor, dim: int, now: Sequence[int], then: Sequence[int]) -> 
     return found
 
 
-def mask(model: nn.Module, heads: ByLayer | ByStage | Iterable[Head]) -> Callable[[Call, Tensor], Tensor]:
+def mask(model: nn.Module, heads: Heads) -> Callable[[Call, Tensor], Tensor]:
     """A gate for the door that makes the outputs of `heads` zeros: what a model without them is measured against.
 
     heads  original numbers; of a model that lost heads before, those that it still has are found by its record

@@ -19,7 +19,8 @@ class Importance:
     """The importance of heads: higher matters more.
 
     method        "first-order", "zero", "mean" or "resample"
-    scores        (rows, heads), float64: row i belongs to `places[i]`, in a model of one stack the layers in order. The
+    scores        (rows, heads), float64: row i belongs to `places[i]`, in a model of one stack the layers in order; the
+                  column is the number of the head, in a pruned model its original one. The
                   mean of |dL/dg| a sequence for first-order, else the metric without the head minus `baseline`. NaN where
                   there is no such head or it was not asked for
     exact         (rows, heads): True where the head was really taken away
@@ -52,7 +53,7 @@ class Importance:
         return tuple(
             place.head(number)
             for row, place in enumerate(self.places)
-            for number in range(place.heads)
+            for number in place.numbers
             if not torch.isnan(self.scores[row, number])
         )
 

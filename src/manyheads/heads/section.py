@@ -64,7 +64,7 @@ class HeadsSection:
 
     def widgets(self, data: Any) -> tuple[Widget, ...]:
         """What the page shows beside the tables, of the object that this section made."""
-        seen = [] if self._maps is None else [layer.head(n) for layer in self._maps.layers for n in range(layer.heads)]
+        seen = [] if self._maps is None else [head for layer in self._maps.layers for _, head in layer.addresses()]
         notes = _notes(data) or [HeadNote(head) for head in seen]
         if not notes:
             return ()

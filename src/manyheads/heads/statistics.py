@@ -306,17 +306,25 @@ def _norms(out: Tensor, sights: list[Sight]) -> Tensor:
     return total
 
 
+def _columns(place: Place, heads: int, *, one_for_all: bool) -> tuple[int, ...]:
+    """The column of each head: its original number."""
+    return (0,) if one_for_all and heads == 1 else place.numbers(heads)
+
+
 def _gathered(
     seen: tuple[Place, ...], sums: Mapping[str, Sums], chance: Mapping[str, Sums], without: Mapping[str, set[str]],
     marks: tuple[str, ...], reach: int,
 ) -> HeadStatistics:  # fmt: skip
-    most = max(sums[place.path].heads for place in seen)
+    columns = [_columns(place, sums[place.path].heads, one_for_all=sums is chance) for place in seen]
+    most = max(max(each) for each in columns) + 1
 
     def rows(of: Callable[[str], Tensor]) -> Floats:
         parts = [of(place.path).numpy() for place in seen]
         whole = np.full((len(parts), most, *parts[0].shape[1:]), np.nan)
-        for row, part in zip(whole, parts, strict=True):
-            row[: len(part)] = part
+        for row, part, numbers in zip(whole, parts, columns, strict=True):
+            for number, values in zip(numbers, part, strict=True):
+                if number >= 0:  # else a head of zeros, where one was removed
+                    row[number] = values
         return whole
 
     def mean(name: str, by: str = "queries") -> Floats:

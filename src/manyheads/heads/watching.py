@@ -78,19 +78,17 @@ def watch(
     encoder of an encoder-decoder model alone. The model is in evaluation mode meanwhile, without its output layer.
     """
     both = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-    found: dict[str, tuple[Head, list[Tensor]]] = {}
+    found: dict[str, list[Tensor]] = {}
     seen: list[Batch] = []
 
     def observe(call: Call, _: Tensor) -> None:
         batch = seen[-1]
-        stage = stages[call.path]
-        measured = measure(_look(call, batch, stage), batch)
+        measured = measure(_look(call, batch, modules[call.path].stage), batch)
         if measured is not None:
-            first = Head(call.layer, 0, stage)
-            found.setdefault(call.path, (first, []))[1].append(measured.to("cpu", torch.float32))
+            found.setdefault(call.path, []).append(measured.to("cpu", torch.float32))
 
     with torch.no_grad(), opened(model, observers=[observe], mode="eval") as door:
-        stages = {place.path: place.stage for place in places(door.attentions)}
+        modules = {place.path: place for place in places(door.attentions)}
         for batch in batches:
             seen[:] = [batch]
             _forward(model, batch, both=both, encoder_only=encoder_only)
@@ -98,10 +96,11 @@ def watch(
         raise BackendError(f"{type(model).__name__}: none of its {len(door.calls)} attention modules was called")
     heads: list[Head] = []
     arrays: list[np.ndarray] = []
-    for first, parts in found.values():
-        whole = torch.cat(parts).numpy()
-        heads += [first._replace(head=head) for head in range(whole.shape[1])]
-        arrays.append(whole)
+    for path, parts in found.items():
+        whole, place = torch.cat(parts).numpy(), modules[path]
+        numbers = place.numbers(whole.shape[1])
+        heads += [Head(place.layer, number, place.stage) for number in numbers if number >= 0]
+        arrays.append(whole[:, [number >= 0 for number in numbers]])
     return tuple(heads), np.concatenate(arrays, axis=1)
 
 
