@@ -53,6 +53,10 @@ def test_a_file_that_cannot_be_is_an_error_and_nothing_is_printed(tmp_path, caps
 def test_the_seed_is_a_number_with_a_default() -> None:
     assert options().seed == 0
     assert options("--seed", "7").seed == 7
+    assert options("--seed", "4294967295").seed == 2**32 - 1
+    for wrong in ("-1", "4294967296", "9" * 30, "1.5", "x", ""):
+        with pytest.raises(ManyheadsError, match=r"--seed '.*' is not a whole number from 0 to 4,294,967,295"):
+            options(f"--seed={wrong}")
 
 
 def test_progress_is_one_line_on_stderr(capsys) -> None:

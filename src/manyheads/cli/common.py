@@ -61,8 +61,19 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 def add_seed(parser: argparse.ArgumentParser, *, default: int = 0) -> None:
     """Offers --seed N, from which everything random follows."""
     parser.add_argument(
-        "--seed", metavar="N", type=int, default=default, help="everything random follows from it (default %(default)s)"
+        "--seed",
+        metavar="N",
+        type=_seed,
+        default=default,
+        help="everything random follows from it (default %(default)s)",
     )
+
+
+def _seed(text: str) -> int:
+    """What every generator of random numbers takes: torch's, numpy's and Python's."""
+    if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) >= 1 << 32:
+        raise ManyheadsError(f"--seed {text[:40]!r} is not a whole number from 0 to {(1 << 32) - 1:,}")
+    return int(text)
 
 
 def emit(report: Report, options: argparse.Namespace) -> None:
