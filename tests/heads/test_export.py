@@ -113,7 +113,9 @@ def test_what_no_configuration_can_say_is_padded_and_loads_anywhere(saved, tmp_p
     assert done.tensor_bytes == done.before_bytes
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "bert-masked-lm", "bart", "qwen3", "minicpm3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "gpt_neox", "bert-masked-lm", "bart", "qwen3", "minicpm3", "stablelm-12b"]
+)
 def test_the_compact_form_needs_our_loader_and_the_stock_one_refuses_it(saved, tmp_path: Path, name: str) -> None:
     folder, model = saved(name)
     heads = {0: (0, 1, 2)} if name != "bart" else {"encoder": {1: (1, 5)}, "cross": {0: (0, 2)}}

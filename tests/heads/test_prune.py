@@ -223,6 +223,19 @@ def test_units_are_heads_or_the_queries_of_a_key_value_head() -> None:
     assert grouped[Head(2, 3, "decoder")] == tuple(Head(2, head, "decoder") for head in (3, 4, 5))
 
 
+def test_a_module_for_each_head_goes_with_its_head() -> None:
+    """StableLM 2 12B norms the queries of each head with a module of its own, and so the keys."""
+    model = tiny.build("stablelm-12b")
+    names = {name for name, _ in model.named_parameters()}
+    norms = model.model.layers[0].self_attn.q_layernorm
+    kept = [norm.weight.clone() for norm in norms.norms[3:]]
+    prune(model, {0: (0, 1, 2)})
+    assert [torch.equal(norm.weight, weight) for norm, weight in zip(norms.norms, kept, strict=True)] == [True] * 3
+    assert norms.num_heads == 3
+    gone = names - {name for name, _ in model.named_parameters()}
+    assert {name.split("self_attn.")[1][:12] for name in gone} == {"q_layernorm.", "k_layernorm."}
+
+
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
 def test_a_model_pruned_without_gradients_learns_afterwards(around: Any) -> None:
     model, twin = tiny.build("llama"), tiny.build("llama")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from manyheads.checkpoints.config import read_config, text_part
 from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
+from manyheads.checkpoints.layout import Expected
 from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, read_pruning, shrunk
 from manyheads.errors import BackendError, ConversionError
 from manyheads.heads.address import Heads, addresses
@@ -108,10 +109,7 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     then = shrunk(known.stated, pruning)
     parameters = dict(model.named_parameters())
     before, after = (attention_items(known.family, stack, parameters) for stack in (known.stack, then))
-    canonical: dict[str, Tensor] = {}
-    for name, item in before.items():
-        canonical |= take_apart(item, parameters[name].detach())
-    smaller = PrunedWeights(canonical, known.stack, plan, pruning)
+    smaller = PrunedWeights(_canonical(before, parameters), known.stack, plan, pruning)
     with torch.inference_mode(mode=False), torch.no_grad():  # or the model could not be trained afterwards
         tensors = {name: put_together(item, smaller).contiguous() for name, item in after.items()}
     changed = uniform_settings(_settings(model), known.stated, then)
@@ -122,6 +120,19 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     pruning = Pruning("compact" if changed is None else "uniform", pruning.layers)
     setattr(model.config, KEY, pruning.as_json())
     return Pruned(plan, pruning, then)
+
+
+def _canonical(items: Mapping[str, Expected], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of the attention by canonical name; where each head has a parameter of its own, these put together."""
+    found: dict[str, Tensor] = {}
+    by_head: dict[str, dict[int, Tensor]] = {}
+    for name, item in items.items():
+        for weight, tensor in take_apart(item, parameters[name].detach()).items():
+            if item.index < 0:
+                found[weight] = tensor
+            else:
+                by_head.setdefault(weight, {})[item.index] = tensor
+    return found | {weight: torch.stack([each[at] for at in sorted(each)]) for weight, each in by_head.items()}
 
 
 class PrunedWeights(Mapping[str, Tensor]):

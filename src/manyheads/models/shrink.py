@@ -7,7 +7,7 @@ inventory has, by the same tables that say how files store it, and the counts th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -68,12 +68,25 @@ def resize(
             f"{type(model).__name__}: has no parameter {missing[0]}, which files of {family.name} hold"
         )
     _resize_modules(model, before, now, then, told=told)
+    _shorten(model, before.keys() - after.keys())
     for name, item in after.items():
         old = parameters[name]
         if tensors is None and tuple(old.shape) == item.shape:
             continue
         new = torch.empty(item.shape, dtype=old.dtype, device=old.device) if tensors is None else tensors[name]
         _replace(model, name, new.to(old.device, old.dtype), requires_grad=old.requires_grad)
+
+
+def _shorten(model: nn.Module, gone: Iterable[str]) -> None:
+    """Where each head has a module of its own in a list, the list ends with the last head that is left."""
+    for name in gone:
+        above, _, at = name.rpartition(".")[0].rpartition(".")
+        holder = model.get_submodule(above)
+        if isinstance(holder, nn.ModuleList):
+            del holder[int(at) :]
+            around = model.get_submodule(above.rpartition(".")[0])
+            if hasattr(around, "num_heads"):
+                around.num_heads = len(holder)
 
 
 def shrinking(kind: type[Any], family: Family, now: StackSpec, then: StackSpec) -> type[Any]:
