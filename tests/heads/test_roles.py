@@ -94,9 +94,9 @@ def test_heads_that_were_built_for_it_and_one_that_was_not(report: RoleReport) -
     assert previous.low <= previous.score <= previous.high
     assert previous.q_value >= previous.p_value
     four = next(role for role in report.of(Head(0, 2)) if role.name == "fixed offset")
-    assert four.detail == "offset -4"
+    assert four.detail == "4 before"
     positional = {role.head: role.detail for role in report.clearest("positional")}
-    assert positional == {Head(0, 0): "offset -1", Head(0, 2): "offset -4"}
+    assert positional == {Head(0, 0): "1 before", Head(0, 2): "4 before"}
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss", "deepseek_v3", "bert", "t5"])
@@ -197,7 +197,7 @@ def test_syntax_is_held_against_the_fixed_offset(planted: Any, tokenizer: Any, t
     # cat <- ran: one word back, and the words are one piece each, so the planted head is always right; and so is the offset.
     previous = found.role(found.heads.index(Head(0, 0)))
     assert (previous.score, previous.null) == (1.0, 1.0)
-    assert previous.detail == "governor to dependent; offset +1"
+    assert previous.detail == "governor to dependent; against a governor 1 after"
     assert previous.verdict == "not above its control"
     assert not any(label.startswith("syntax") for label in report.labels().values())
 

@@ -16,7 +16,7 @@ import torch
 
 import tiny_models
 from manyheads.heads.section import HeadsSection
-from manyheads.heads.section_tables import BUDGET, MATTER, ROLES, tables
+from manyheads.heads.section_tables import BUDGET, CONTROLS, MATTER, ROLES, tables
 from manyheads.models.reading import shipped_text
 from manyheads.models.xray import Request, xray
 from manyheads.models.xray_page import page
@@ -54,10 +54,47 @@ def test_every_head_is_scored_and_tables_are_made_of_the_object(made) -> None:
     assert set(data["roles"]["labels"]) == set(addresses)
     assert (data["importance"]["windows"], data["importance"]["exact_windows"]) == (16, 8)
     assert data["importance"]["method"] == "first-order"
-    assert tables(data) == tuple(table(report, question) for question in (ROLES, MATTER, BUDGET))
+    assert tables(data) == tuple(table(report, question) for question in (ROLES, CONTROLS, MATTER, BUDGET))
     assert data["maps"] | {"seconds": 0} == {
         "reason": "", "tokens": 64, "heads": 8, "rows": 272, "keys": 12, "blocks": 64, "seconds": 0,
     }  # fmt: skip
+
+
+def test_heads_that_were_taken_out_are_shown_by_what_that_cost() -> None:
+    """A head may matter most and have a small slope: what was measured goes before what was estimated."""
+    row = {"loss_low": -0.1, "loss_high": 0.3}
+    heads = [
+        {"head": "0:0", "first_order": 0.1, "loss_without": 0.2, **row},
+        {"head": "0:1", "first_order": 0.9, "loss_without": 0.01, **row},
+        {"head": "0:2", "first_order": 0.5, "loss_without": None, "loss_low": None, "loss_high": None},
+    ]
+    labels = {"0:0": "first token", "0:1": "first token", "0:2": "induction"}
+    data = {
+        "importance": {
+            "reason": "", "heads": heads, "method": "first-order", "objective": "next token", "loss_is": "", "unit": "nats",
+            "windows": 4, "window_tokens": 16, "exact_windows": 2, "exact_heads": 2, "baseline": 3.0,
+            "rank_correlation": -1.0,
+        },
+        "roles": {
+            "reason": "", "labels": labels, "roles": [], "fdr": 0.05, "tests": 9, "windows": 8, "window_tokens": 16, "bos": "",
+            "not_tested": [],
+        },
+        "removable": {"reason": "no"}, "maps": {"reason": ""},
+    }  # fmt: skip
+    made = {table.question: table for table in tables(data)}
+    assert [row[:4] for row in made[MATTER].rows] == [
+        ("L0H0", "first token", "+0.2000", "-0.1000 to +0.3000"), ("L0H1", "first token", "+0.0100", "-0.1000 to +0.3000"),
+    ]  # fmt: skip
+    assert [row[4:] for row in made[MATTER].rows] == [("0.1", "3 of 3"), ("0.9", "1 of 3")]
+    assert "1 were not taken out" in " ".join(made[MATTER].notes)
+    assert "the two ends of one of them" in " ".join(made[MATTER].notes)
+    assert made[ROLES].notes[0].startswith("3 of 3 heads have a role that beats its control, 2 of them only as a sink")
+
+
+def test_what_is_taken_out_has_an_interval(made) -> None:
+    """Student's t over the windows, of what each window's loss rises by."""
+    own = made("llama")[1].data["heads"]["importance"]
+    assert all(row["loss_low"] < row["loss_without"] < row["loss_high"] for row in own["heads"])
 
 
 def test_what_can_go_is_judged_on_two_texts_in_two_ways(made) -> None:
@@ -193,7 +230,7 @@ def test_an_encoder_without_a_head_drifts(tmp_path) -> None:
     assert all(row["first_order"] is None and row["score"] == row["loss_without"] > 0 for row in own["heads"])
     assert "a drift of 0" in data["removable"]["reason"]
     shown = table(report, MATTER)
-    assert [column.name for column in shown.columns][-1] == "drift without it"
+    assert [column.name for column in shown.columns][-2:] == ["drift without it", "95% interval"]
     assert "no first-order scores" in " ".join(shown.notes)
     text = page(report, widgets=section.widgets(data))
     assert "How far the output drifts, of the variance" in text

@@ -13,7 +13,9 @@ from manyheads.heads.significance import (  # noqa: E402
     benjamini_hochberg,
     binomial_tail,
     bootstrap,
+    mean_interval,
     paired_t,
+    student_quantile,
     student_tail,
     unit_mean,
     wilson,
@@ -122,3 +124,15 @@ def test_units_with_nothing_to_score_are_left_out() -> None:
     assert 1.0 <= low[0] <= 2.0 <= high[0] <= 3.0
     assert math.isnan(low[1])
     assert math.isnan(high[1])
+
+
+@pytest.mark.parametrize(("degrees", "t"), [(1, 12.706205), (7, 2.364624), (30, 2.042272)])
+def test_students_quantile_is_that_of_the_tables(degrees: int, t: float) -> None:
+    assert student_quantile(degrees) == pytest.approx(t, abs=1e-6)
+
+
+def test_the_interval_of_a_mean_by_hand() -> None:
+    """1, 2, 3: mean 2, s = 1, n = 3, t of two degrees 4.302653: 2 +- 4.302653 / sqrt(3) = 2.484138."""
+    low, high = mean_interval(np.array([[1.0], [2.0], [3.0]]))
+    assert (low[0], high[0]) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
+    assert np.isnan(mean_interval(np.array([[1.0]]))).all()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import time
 from typing import TYPE_CHECKING
 
 from manyheads.cli import quantities
-from manyheads.cli.common import add_json, add_output, add_seed, emit, need, progress
+from manyheads.cli.common import add_json, add_output, add_seed, emit, need, progress, timed
 from manyheads.errors import ManyheadsError
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints what was measured; 1 where a path of ours is wrong or one is faster than the machine can be."""
-    began = time.perf_counter()
     contexts = quantities.contexts(options.contexts, option="--contexts") if options.contexts else []
     threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
     kv_heads = _kv_heads(options.kv_heads)
@@ -72,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         options.model, revision=options.revision, assume=options.assume, contexts=tuple(contexts), kv_heads=kv_heads,
         dtypes=dtypes, threads=threads, quick=options.quick, seed=options.seed, command=_command(options),
     )  # fmt: skip
-    measured = bench(request, say=lambda text: progress(f"{time.perf_counter() - began:6.1f} s  {text}"))
+    measured = bench(request, say=timed())
     told = report(measured, title=f"{os.path.basename(options.model) or 'Attention'}: measured on this machine")
     _deliver(told, measured, options)
     return 1 if faults(measured) else 0

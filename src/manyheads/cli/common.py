@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
@@ -24,6 +25,7 @@ __all__ = [
     "need",
     "one_line",
     "progress",
+    "timed",
     "write_stdout",
 ]
 
@@ -127,6 +129,12 @@ def progress(text: str) -> None:
     """One line on stderr about what is going on; results never go there."""
     if sys.stderr is not None:
         print(one_line(text), file=sys.stderr, flush=True)
+
+
+def timed() -> Callable[[str], None]:
+    """`progress` that says how many seconds have gone by since now."""
+    began = time.perf_counter()
+    return lambda text: progress(f"{time.perf_counter() - began:.1f} s: {text}")
 
 
 def one_line(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from manyheads.cli import quantities
-from manyheads.cli.common import UsageError, add_json, add_output, add_seed, emit, need, progress, write_stdout
+from manyheads.cli.common import UsageError, add_json, add_output, add_seed, emit, need, progress, timed, write_stdout
 from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         importance=options.importance, revision=options.revision, assume=options.assume, dtype=options.dtype,
         device=options.device, threads=threads, seed=options.seed, **numbers,
     )  # fmt: skip
-    told = overview(request, say=progress) | {"asked": options.model}
+    told = overview(request, say=timed()) | {"asked": options.model}
     if options.csv:
         _write_csv(as_csv(told), options.output)
     else:

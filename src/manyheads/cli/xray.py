@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import time
 from typing import TYPE_CHECKING
 
 from manyheads.cli import quantities
-from manyheads.cli.common import add_json, add_seed, emit, need, progress
+from manyheads.cli.common import add_json, add_seed, emit, need, progress, timed
 from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
 
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     from manyheads.models.load import DTYPES, check_runnable, demo_model
     from manyheads.models.reading import read_text, shipped_text
 
-    began = time.perf_counter()
+    say = timed()
     tokens = quantities.positive("--tokens", options.tokens)
     if tokens < 2:
         raise ManyheadsError("--tokens 1: the first token is never scored, so at least 2 are needed")
@@ -82,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         command=_command(options),
     )  # fmt: skip
     heads = [] if options.no_heads else [HeadsSection(options.exact, map_tokens, sentences)]
-    report = xray(request, say=lambda text: progress(f"{time.perf_counter() - began:6.1f} s  {text}"), sections=heads)
+    report = xray(request, say=say, sections=heads)
     _write(report, targets, [widget for section in heads for widget in section.widgets(report.data["heads"])])
     options.output = None  # it named a folder for the files; the report itself goes to stdout
     emit(report, options)

@@ -11,7 +11,7 @@ import numpy as np
 from manyheads.heads.address import Head
 from manyheads.heads.significance import benjamini_hochberg, bootstrap, paired_t, unit_mean
 
-__all__ = ["HOLDS", "LEAST_EFFECT", "Evidence", "Role", "corrected", "from_units", "number"]
+__all__ = ["HOLDS", "LEAST_EFFECT", "Evidence", "Role", "beside", "corrected", "from_units", "number"]
 
 LEAST_EFFECT = 0.1
 """A head is given a role where its score is above the control by this much: with many windows a hair is significant."""
@@ -80,6 +80,11 @@ class Evidence:
         return self.score - self.null
 
     @property
+    def ahead(self) -> np.ndarray:
+        """The effect on the half that choices were made on, which heads are put in order by."""
+        return self.chosen if self.chosen_null is None else self.chosen - self.chosen_null
+
+    @property
     def holds(self) -> np.ndarray:
         """(heads,) boolean: above the control, by enough, after the correction."""
         return np.array([self.role(at).verdict == HOLDS for at in range(len(self.heads))], dtype=bool)
@@ -97,7 +102,7 @@ class Evidence:
 
     def ranked(self) -> list[int]:
         """The places of the heads that could be tested, the clearest first by the half that choices were made on."""
-        ahead = self.chosen if self.chosen_null is None else self.chosen - self.chosen_null
+        ahead = self.ahead
         tested = [at for at in range(len(self.heads)) if not math.isnan(self.p_value[at])]
         return sorted(tested, key=lambda at: -float(ahead[at]))
 
@@ -145,6 +150,11 @@ def corrected(found: Sequence[Evidence], *, fdr: float) -> tuple[tuple[Evidence,
     parts = np.split(q_values, ends[:-1])
     made = tuple(replace(one, q_value=part, fdr=fdr) for one, part in zip(found, parts, strict=True))
     return made, int((~np.isnan(together)).sum())
+
+
+def beside(offset: int) -> str:
+    """A key's place, -2 for two tokens before the query, in words that leave no doubt about the sign."""
+    return f"{abs(offset)} {'before' if offset < 0 else 'after'}" if offset else "the token itself"
 
 
 def number(value: float) -> float | None:

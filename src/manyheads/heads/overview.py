@@ -25,6 +25,7 @@ from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.detectors import vocabulary
 from manyheads.heads.importance import importance
 from manyheads.heads.objective import objective, reads_with_decoder
+from manyheads.heads.pace import Pace
 from manyheads.heads.roles import RoleReport, roles
 from manyheads.heads.scores import Importance
 from manyheads.heads.statistics import HeadStatistics, statistics
@@ -115,7 +116,8 @@ def _told(
     words = vocabulary(loaded.tokenizer, ids, marks=(*around.before[1:], *around.after))
     sets = {"delimiters": sorted(words.delimiters), "rare": sorted(words.rare)}
     say(f"reading {len(ids):,} tokens in {len(parts)} windows")
-    found = statistics(loaded.model, parts, key_sets=sets)
+    told = Pace(say).counted("windows")
+    found = statistics(loaded.model, parts, key_sets=sets, say=lambda done: told(done, len(parts)))
     tested, why_no_roles = _roles(request, loaded, ids, sentences, say)
     scores, about, why_no_scores = _importance(request, loaded, ids, width, around, say)
     return {
@@ -165,7 +167,8 @@ def _row(found: HeadStatistics, head: Head) -> int:
     said = []
     for stage in found.stages:
         rows = [row for row, place in enumerate(found.places) if place.stage == stage]
-        layers, most = [found.places[row].layer for row in rows], max(max(_numbers(found, row)) for row in rows)
+        layers = [found.places[row].layer for row in rows]
+        most = max((number for row in rows for number in _numbers(found, row)), default=0)
         said.append(f"{stage}{' ' * bool(stage)}layers {min(layers)} to {max(layers)} with heads 0 to {most}")
     raise ManyheadsError(f"--head {format_head(head)}: there is no such head; the model has {'; '.join(said)}")
 
@@ -206,7 +209,9 @@ def _importance(
     except ManyheadsError as error:
         return None, {}, str(error)
     say(f"importance: {request.importance}, for {judge.name}")
-    return importance(loaded.model, parts, metric=judge.metric, method=request.importance), judge.as_json(), ""
+    told = Pace(say).counted("passes")
+    scores = importance(loaded.model, parts, metric=judge.metric, method=request.importance, say=told)
+    return scores, judge.as_json(), ""
 
 
 def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance | None) -> list[dict[str, Any]]:

@@ -8,12 +8,24 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from manyheads.heads.role_tables import ORDER, by_reason, controls, correction, role_name, two
 from manyheads.report.value import Column, Report, Table
 
 __all__ = ["as_csv", "report"]
 
 _SHOWN = {
     "first": "first", "self": "self", "previous": "prev.", "next": "next", "duplicate": "dup.", "induction": "ind.",
+}  # fmt: skip
+_MEASURES = {"first-order": "1st order", "zero": "zeroed", "mean": "to mean", "resample": "resampled"}
+_MEANS = {
+    "first-order": "size of the loss's slope |dL/dg|, g a factor on the head (not the loss without it)",
+    "zero": "what its loss rises by when the head gives zeros",
+    "mean": "what its loss rises by when the head gives its mean",
+    "resample": "what its loss rises by when the head gives its output on other text",
+}
+_WITH_UNITS = {
+    "entropy": "entropy, nats", "distance": "mean distance, tokens", "spread": "spread of the logits, no unit",
+    "sink": "to no key, a share", "output_norm": "norm of the output, no unit",
 }  # fmt: skip
 _PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
 _MOST_A_ROLE = 3
@@ -25,9 +37,9 @@ def report(told: Mapping[str, Any]) -> Report:
     text = told["text"]
     title = f"{told['model']}: {len(told['heads'])} heads on {text['tokens']:,} tokens of {text['name']}"
     if told["one"] is None:
-        tables = [_all_heads(told), *_clearest(told)]
+        tables = [_all_heads(told), *_clearest(told), *_controls(told)]
     else:
-        tables = [_one_head(told), _distances(told), *([_its_roles(told)] if told["roles"] is not None else [])]
+        tables = [_one_head(told), _distances(told), *_its_roles(told), *_controls(told)]
     return Report(title, tuple(table for table in tables if table.rows), told, tuple(_notes(told)), _next(told))
 
 
@@ -35,7 +47,11 @@ def _all_heads(told: Mapping[str, Any]) -> Table:
     names = [name for name in _SHOWN if any(head["mass"].get(name) is not None for head in told["heads"])]
     names = [name for name in names if name != "induction" or "next" not in names]  # six would not fit into 80 columns
     most = max((abs(head["importance"]) for head in told["heads"] if head["importance"] is not None), default=0.0)
-    columns = [Column("head"), Column("role"), *([Column("matters", "right")] if most else [])]
+    columns = [
+        Column("head"),
+        Column("role"),
+        *([Column(_MEASURES[told["importance"]["method"]], "right")] if most else []),
+    ]
     columns += [Column(name, "right") for name in (*(_SHOWN[name] for name in names), "strongest")]
     rows = []
     for stage in dict.fromkeys(head["stage"] for head in told["heads"]):
@@ -53,8 +69,8 @@ def _all_heads(told: Mapping[str, Any]) -> Table:
     ]
     if most:
         own = told["importance"]
-        size = f"{most:.2e} {own['unit']}"
-        notes.insert(1, f"matters: importance ({own['method']}) in % of the largest, {size}")
+        name, size = _MEASURES[own["method"]], f"{most:.2e} {own['unit']}"
+        notes.insert(1, f"{name}: {_MEANS[own['method']]}, in % of the largest, {size}")
     notes.append("entropy, mean distance, spread, delimiters and rare tokens are in --csv, --json and --head")
     return Table("Where does each head look?", tuple(columns), tuple(rows), tuple(notes))
 
@@ -65,21 +81,24 @@ def _clearest(told: Mapping[str, Any]) -> list[Table]:
     rows = []
     for role in told["roles"]["roles"]:
         holding = sorted(
-            (head for head in role["heads"] if head["verdict"] == "holds"),
-            key=lambda head: head["null"] - head["score"],
+            (head for head in role["heads"] if head["verdict"] == "holds"), key=lambda head: -head["ahead"]
         )
         if not holding:
             rows.append((role["role"], "none", "", "", ""))
         for head in holding[:_MOST_A_ROLE]:
-            interval = f"{_two(head['low'])} to {_two(head['high'])}"
-            rows.append((role["role"], head["head"], _two(head["score"]), interval, _two(head["null"])))
+            interval = f"{two(head['low'])} to {two(head['high'])}"
+            name = role_name(role["role"], head["detail"])
+            rows.append((name, head["head"], two(head["score"]), interval, two(head["null"])))
     columns = (Column("role"), Column("head"), Column("score", "right"), Column("95%"), Column("control", "right"))
-    notes = [f"{row['role']}: not tested: {row['why']}" for row in told["roles"]["not_tested"]]
-    rule = (
-        f"verdicts hold at a false discovery rate of {told['roles']['fdr']:.0%} over {told['roles']['tests']:,} tests; scored on "
-        "other text than chosen on"
-    )
-    return [Table("Which heads have a role that beats its control?", columns, tuple(rows), (rule, *notes))]
+    notes = (correction(told["roles"]), ORDER, *by_reason(told["roles"]["not_tested"]))
+    return [Table("Which heads have a role that beats its control?", columns, tuple(rows), notes)]
+
+
+def _controls(told: Mapping[str, Any]) -> list[Table]:
+    if told["roles"] is None:
+        return []
+    every = told["roles"]["roles"]
+    return [controls(every, (sum(head["verdict"] == "holds" for head in one["heads"]) for one in every))]
 
 
 def _one_head(told: Mapping[str, Any]) -> Table:
@@ -89,13 +108,16 @@ def _one_head(told: Mapping[str, Any]) -> Table:
         (f"{name}, %", _share(head["mass"][name]), _share(chance["mass"][name])) for name in head["mass"]
         if head["mass"][name] is not None
     ]  # fmt: skip
+    sinks = any(other["sink"] for other in told["heads"])  # logits of no key, which few models have
     rows += [
-        (name.replace("_", " "), _three(head[name]), _three(chance[name])) for name in _PLAIN if head[name] is not None
-    ]
+        (_WITH_UNITS[name], _three(head[name]), _three(chance[name])) for name in _PLAIN
+        if head[name] is not None and (name != "sink" or sinks)
+    ]  # fmt: skip
     if head["importance"] is not None:
         order = sorted((other["importance"] for other in told["heads"]), reverse=True)
         rank = f"{order.index(head['importance']) + 1} of {len(order)}"
-        rows.append((f"importance ({told['importance']['method']})", _small(head["importance"]), f"rank {rank}"))
+        own = told["importance"]
+        rows.append((f"{_MEANS[own['method']]}, {own['unit']}", _small(head["importance"]), f"rank {rank}"))
     columns = (Column("figure"), Column("this head", "right"), Column("by chance", "right"))
     role = f" ({head['role']})" if head["role"] else ""
     return Table(f"Where does head {head['head']}{role} look?", columns, tuple(rows))
@@ -119,14 +141,29 @@ def _distances(told: Mapping[str, Any]) -> Table:
     return Table("At which distances?", columns, tuple(rows), (note,))
 
 
-def _its_roles(told: Mapping[str, Any]) -> Table:
+def _its_roles(told: Mapping[str, Any]) -> list[Table]:
+    if told["roles"] is None:
+        return []
     rows = []
     for role in told["roles"]["roles"]:
         for head in role["heads"]:
             if head["head"] == told["one"]["head"]:
-                rows.append((role["role"], _two(head["score"]), _two(head["null"]), head["verdict"]))
-    columns = (Column("role"), Column("score", "right"), Column("control", "right"), Column("verdict"))
-    return Table("Which roles were tested?", columns, tuple(rows))
+                interval = f"{two(head['low'])} to {two(head['high'])}"
+                name = role_name(role["role"], head["detail"])
+                rows.append(
+                    (name, two(head["score"]), interval, two(head["null"]), _q(head["q_value"]), head["verdict"])
+                )
+    columns = (
+        Column("role"), Column("score", "right"), Column("95%"), Column("control", "right"), Column("q", "right"),
+        Column("verdict"),
+    )  # fmt: skip
+    notes = (correction(told["roles"]), *by_reason(told["roles"]["not_tested"]))
+    return [Table("Which roles were tested?", columns, tuple(rows), notes)]
+
+
+def _q(value: float | None) -> str:
+    """As far as a t of a few windows can be believed."""
+    return "-" if value is None else "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
 def _notes(told: Mapping[str, Any]) -> list[str]:
@@ -194,10 +231,6 @@ def _small(value: float | None) -> str:
 
 def _percent(value: float | None, whole: float) -> str:
     return "" if value is None else f"{100 * value / whole:.1f}"
-
-
-def _two(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 def _three(value: float | None) -> str:

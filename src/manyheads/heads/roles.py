@@ -24,7 +24,7 @@ from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.coreference import coreference
 from manyheads.heads.detectors import FARTHEST, TEXT_MEASURES, measure_text, vocabulary
-from manyheads.heads.evidence import HOLDS, Evidence, Role, corrected, from_units, number
+from manyheads.heads.evidence import HOLDS, Evidence, Role, beside, corrected, from_units, number
 from manyheads.heads.induction import induction
 from manyheads.heads.significance import unit_mean
 from manyheads.heads.syntax import DIRECTIONS, RelationScores, collect, judge
@@ -41,6 +41,14 @@ MOST_WINDOWS = 24
 LEAST_WINDOWS = 8
 _SHORTEST_WINDOW = 16
 _AT_ONCE = 4
+
+_WITHOUT = {
+    "next token": "no head of this model sees the token after: its attention is causal",
+    "delimiter": "no token of the text is a delimiter",
+    "rare token": "every token of the text comes more than once",
+    "duplicate token": "no token of a window comes twice",
+}
+"""Why a role could not be tested in any head."""
 
 Say = Callable[[str], None]
 
@@ -120,7 +128,10 @@ def _evidence_json(one: Evidence) -> dict[str, Any]:
             name: number(getattr(role, name))
             for name in ("chosen", "score", "null", "low", "high", "p_value", "q_value")
         }
-        rows.append({"head": format_head(role.head), **figures, "detail": role.detail, "verdict": role.verdict})
+        ahead = number(float(one.ahead[at]))
+        rows.append(
+            {"head": format_head(role.head), "ahead": ahead, **figures, "detail": role.detail, "verdict": role.verdict}
+        )
     return {"role": one.name, "score_is": one.what, "control": one.control, "units": one.units, "heads": rows}
 
 
@@ -171,9 +182,7 @@ def roles(
                             control="the distractor"))  # fmt: skip
     _syntactic(found, not_tested, model, tokenizer, sentences=sentences, around=around, say=say)
     kept = tuple(one for one in found if not np.isnan(one.p_value).all())
-    not_tested += [
-        (one.name, "no head of this model can do it, or no text here asks for it") for one in found if one not in kept
-    ]
+    not_tested += [(one.name, _WITHOUT.get(one.name, "no text here asks for it")) for one in found if one not in kept]
     evidence, tests = corrected(kept, fdr=fdr)
     return RoleReport(evidence, tuple(not_tested), fdr, tests, around.said, seed, len(windows), width)
 
@@ -233,17 +242,18 @@ def _position_roles(heads: tuple[Head, ...], scores: np.ndarray, *, seed: int) -
     others = "what other queries give these keys, or an even spread"
     made = [
         from_units(name, heads, scores[:, :, TEXT_MEASURES.index(f"mass {offset:+d}")], seed=seed, control=others,
-                   what=f"attention to the key at offset {offset:+d}")
-        for name, offset in (("previous token", -1), ("next token", 1), ("itself", 0))
+                   what=f"attention to {what}")
+        for name, offset, what in (("previous token", -1, "the token before"), ("next token", 1, "the token after"),
+                                   ("itself", 0, "the query's own token"))
     ]  # fmt: skip
     far = [offset for offset in range(-FARTHEST, FARTHEST + 1) if abs(offset) >= 2]
     values, detail = _best_offset(scores, "mass", far)
     made.append(from_units("fixed offset", heads, values, seed=seed, detail=detail, control=others,
-                           what=f"attention to one offset, two to {FARTHEST} tokens away"))  # fmt: skip
+                           what=f"attention to the token at one distance, 2 to {FARTHEST} away"))  # fmt: skip
     values, detail = _best_offset(scores, "peak", [offset for offset in range(-FARTHEST, FARTHEST + 1) if offset])
     made.append(from_units(
-        "positional", heads, values, seed=seed, detail=detail, control="how often these keys are the peak of other queries",
-        what=f"queries whose largest weight is at one offset; at least {POSITIONAL_SHARE:.0%} (Voita et al. 2019)",
+        "positional", heads, values, seed=seed, detail=detail, control="how often these keys have the largest weight of other queries",
+        what=f"queries whose largest weight is at one distance; at least {POSITIONAL_SHARE:.0%} (Voita et al. 2019)",
         least_score=POSITIONAL_SHARE,
     ))  # fmt: skip
     return made
@@ -255,7 +265,7 @@ def _best_offset(scores: np.ndarray, kind: str, offsets: Sequence[int]) -> tuple
     chosen = unit_mean(of_each[0::2, :, :, 0])
     best = np.where(np.isnan(chosen), -np.inf, chosen).argmax(1)
     heads = np.arange(of_each.shape[1])
-    return of_each[:, heads, best], [f"offset {offsets[at]:+d}" for at in best]
+    return of_each[:, heads, best], [beside(offsets[at]) for at in best]
 
 
 def _syntactic(
@@ -274,7 +284,9 @@ def _syntactic(
 
 
 def _relation(heads: tuple[Head, ...], one: RelationScores) -> Evidence:
-    detail = [f"{DIRECTIONS[direction]}; offset {one.offset[direction]:+d}" for direction in one.direction]
+    detail = [
+        f"{DIRECTIONS[direction]}; against a governor {beside(one.offset[direction])}" for direction in one.direction
+    ]
     return Evidence(
         f"syntax: {one.relation}", "words whose most attended word is the other end of the relation",
         "the best fixed offset", heads, tuple(detail), one.chosen, one.score, one.null, one.low, one.high, one.p_value,

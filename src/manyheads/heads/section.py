@@ -84,7 +84,10 @@ class HeadsSection:
             run.loaded.model, run.loaded.tokenizer, texts=[_read(run)], conllu=self.conllu, seed=run.seed,
             bos=bos, say=say,
         )  # fmt: skip
-        return _told_roles(found)
+        told = _told_roles(found)
+        if not run.bos:
+            told["bos"] = told["bos"].replace("as asked", "as for the loss; --bos puts a token before")
+        return told
 
     def _importance(self, run: Running, say: Say) -> dict[str, Any]:
         _check_text(run)
@@ -181,7 +184,7 @@ def _notes(data: dict[str, Any]) -> list[HeadNote]:
         label, row = labels.get(address, ""), scores.get(address)
         words = [told[label, address]] if label else []
         if row is not None:
-            words.append(f"importance {row['score']:.2g}")
+            words += [f"first order {row['first_order']:.2g}"] if row["first_order"] is not None else []
             what = "drift" if weights["objective"] == DRIFT else "loss"
             words += [f"{what} {row['loss_without']:+.2g} without it"] if row["loss_without"] is not None else []
         exact = row is not None and row["loss_without"] is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head
@@ -13,6 +15,9 @@ from manyheads.heads.budget import removable
 from manyheads.heads.importance import FIRST_ORDER, Importance, importance, rank_correlation
 from manyheads.heads.metrics import Batch
 from manyheads.heads.objective import DRIFT, Objective, objective
+from manyheads.heads.pace import Pace
+from manyheads.heads.places import place_of
+from manyheads.heads.significance import mean_interval
 from manyheads.heads.watching import longest_text
 from manyheads.models.xray_parts import Running
 
@@ -26,7 +31,6 @@ HALVES = ("the first half of the text", "the second half")
 _LEAST_WINDOW = 16
 _WAYS = ("zero", "mean")
 _SHARE = 0.01
-_SECONDS_BETWEEN_WORDS = 5.0
 
 Say = Callable[[str], None]
 
@@ -43,7 +47,7 @@ def weighed(run: Running, *, every: bool, say: Say) -> dict[str, Any]:
     judge = objective(run.loaded.model, run.loaded.tokenizer, around=around, seed=run.seed)
     room = longest_text(run.loaded.model, run.limit or WINDOW_TOKENS + len(around.before) + len(around.after))
     rows = [_windows(half, room=room - len(around.before) - len(around.after)) for half in _halves(run.ids)]
-    batches, pace = judge.batches(rows[0] + rows[1]), _Pace(say)
+    batches, pace = judge.batches(rows[0] + rows[1]), Pace(say)
     halves = [batches[: len(rows[0])], batches[len(rows[0]) :]]
     # Half of the windows will do where it takes a pass for each head and window.
     fewer = [half[::2] for half in halves]
@@ -71,7 +75,7 @@ def _around(run: Running) -> Frame:
 
 def _both(
     run: Running, judge: Objective, halves: Sequence[Sequence[Batch]], fewer: Sequence[Sequence[Batch]], *, every: bool,
-    pace: _Pace,
+    pace: Pace,
 ) -> tuple[Importance | None, Importance]:  # fmt: skip
     """First-order scores on all windows, None where there are none, and exact ones on half of them."""
     model, first = run.loaded.model, None
@@ -105,7 +109,7 @@ def _windows(ids: Sequence[int], *, room: int) -> list[list[int]]:
 
 
 def _removable(
-    run: Running, orders: Sequence[Sequence[Head]], halves: Sequence[Sequence[Batch]], *, judge: Objective, pace: _Pace
+    run: Running, orders: Sequence[Sequence[Head]], halves: Sequence[Sequence[Batch]], *, judge: Objective, pace: Pace
 ) -> dict[str, Any]:  # fmt: skip
     """How many heads of `orders[i]`, which comes from the other half, can go on `halves[i]`."""
     if judge.name == DRIFT:
@@ -117,7 +121,7 @@ def _removable(
             pace.say(f"taking heads out until the loss is {_SHARE:.0%} higher: {HALVES[number]}, {how}")
             one = removable(
                 run.loaded.model, half, orders[number], how=how, share=_SHARE, metric=judge.metric, seed=run.seed,
-                say=pace.passed,
+                say=pace.passing(),
             )  # fmt: skip
             rows.append(
                 {
@@ -143,14 +147,19 @@ def _order(found: Importance, count: int, *, first: bool) -> list[Head]:
 def _told(first: Importance | None, exact: Importance, *, every: bool) -> dict[str, Any]:
     """A row a head; `method` is that of `score`, which the grid shows and heads are ordered by."""
     judged = set(exact.heads())
+    low, high = (torch.from_numpy(each) for each in mean_interval(exact.by_batch.numpy()))
     exactly = every or first is None
     rows = []
     for head in (first or exact).heads():
         loss = exact.score(head) if head in judged else None
+        at = place_of(exact.places, head), head.head
         own = first.score(head) if first is not None else None
         rows.append(
-            {"head": format_head(head), "first_order": own, "loss_without": loss, "score": loss if exactly else own}
-        )
+            {
+                "head": format_head(head), "first_order": own, "loss_without": loss,
+                "loss_low": _finite(low[at]), "loss_high": _finite(high[at]), "score": loss if exactly else own,
+            }
+        )  # fmt: skip
     return {
         "method": "mean" if exactly else FIRST_ORDER, "exact_heads": len(judged),
         "baseline": (first or exact).baseline, "heads": rows, "rank_correlation": _agreement(first, exact),
@@ -159,39 +168,12 @@ def _told(first: Importance | None, exact: Importance, *, every: bool) -> dict[s
     }  # fmt: skip
 
 
+def _finite(value: Tensor) -> float | None:
+    return float(value) if bool(torch.isfinite(value)) else None
+
+
 def _agreement(first: Importance | None, exact: Importance) -> float | None:
     try:
         return rank_correlation(first, exact) if first is not None else None
     except ManyheadsError:  # too few heads, or all alike
         return None
-
-
-class _Pace:
-    """Words about progress, but not more often than a person reads them."""
-
-    def __init__(self, say: Say) -> None:
-        self.say = say
-        self._last = time.perf_counter()
-        self._passes = 0
-
-    def _due(self) -> bool:
-        now = time.perf_counter()
-        if now - self._last < _SECONDS_BETWEEN_WORDS:
-            return False
-        self._last = now
-        return True
-
-    def counted(self, what: str) -> Callable[[int, int], None]:
-        """For functions that tell (done, to do)."""
-
-        def told(done: int, total: int) -> None:
-            if self._due():
-                self.say(f"  {done:,} of {total:,} {what}")
-
-        return told
-
-    def passed(self) -> None:
-        """For one that only tells of each pass."""
-        self._passes += 1
-        if self._due():
-            self.say(f"  {self._passes:,} passes")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from manyheads.heads.address import format_head, parse_head
+from manyheads.heads.importance import FIRST_ORDER
 from manyheads.heads.objective import DRIFT
+from manyheads.heads.role_tables import CONTROLS, ORDER, by_reason, controls, correction, role_name, two
+from manyheads.heads.roles import SINK
 from manyheads.report import units
 from manyheads.report.value import Column, Table
 
-__all__ = ["BUDGET", "CLEAREST", "MATTER", "ROLES", "tables"]
+__all__ = ["BUDGET", "CLEAREST", "CONTROLS", "MATTER", "ROLES", "tables"]
 
 Data = Mapping[str, Any]
 ROLES = "What does each head do?"
@@ -22,7 +25,9 @@ _EXTREMES = 5
 
 def tables(data: Data) -> tuple[Table, ...]:
     """Roles, importance and how many can go, in reading order; one that could not be made says why."""
-    return _roles(data), _matter(data), _budget(data)
+    own = data["roles"]
+    held = () if own["reason"] else (controls(own["roles"], (one["holding"] for one in own["roles"])),)
+    return _roles(data), *held, _matter(data), _budget(data)
 
 
 def _missing(question: str, what: str, reason: str) -> Table:
@@ -33,47 +38,38 @@ def _roles(data: Data) -> Table:
     own = data["roles"]
     if own["reason"]:
         return _missing(ROLES, "roles", own["reason"])
-    scores = {} if data["importance"]["reason"] else {row["head"]: row["score"] for row in data["importance"]["heads"]}
-    rows = []
-    for one in own["roles"]:
-        for row in one["heads"][:CLEAREST]:
-            matters = scores.get(row["head"])
-            rows.append(
-                (
-                    one["role"], _short(row["head"]), _two(row["score"]), f"{_two(row['low'])} to {_two(row['high'])}",
-                    _two(row["control"]), f"{matters:.2g}" if matters is not None else "-",
-                )
-            )  # fmt: skip
-    labelled = sum(bool(label) for label in own["labels"].values())
-    sure = f"false discovery rate {own['fdr']:.0%} over all {own['tests']:,} tests"
+    rows = [
+        (
+            role_name(one["role"], row["detail"]), _short(row["head"]), two(row["score"]),
+            f"{two(row['low'])} to {two(row['high'])}", two(row["control"]),
+        )
+        for one in own["roles"]
+        for row in one["heads"][:CLEAREST]
+    ]  # fmt: skip
+    labels = [label for label in own["labels"].values() if label]
+    sinks = sum(label == SINK for label in labels)
+    alone = f", {sinks} of them only as a sink, by looking at the first token" if sinks else ""
     notes = [
-        f"{labelled} of {len(own['labels'])} heads have a role that beats its control: {sure}",
-        "heads were chosen on one half of the windows and scored on the other",
-        "heads that hold each role: " + ", ".join(f"{one['role']} {one['holding']}" for one in own["roles"]),
+        f"{len(labels)} of {len(own['labels'])} heads have a role that beats its control{alone}",
+        correction(own),
+        ORDER,
         f"{own['windows']} windows of {own['window_tokens']} tokens; {own['bos']}",
-        *(f"not tested: {', '.join(names)}: {why}" for why, names in _by_reason(own["not_tested"]).items()),
+        *by_reason(own["not_tested"]),
     ]
     notes += [f"no maps of where heads look: {data['maps']['reason']}"] if data["maps"]["reason"] else []
     columns = (
         Column("role, the clearest heads"), Column("head"), Column("score", "right"), Column("95% interval", "right"),
-        Column("control", "right"), Column("importance", "right"),
+        Column("control", "right"),
     )  # fmt: skip
     return Table(ROLES, columns, tuple(rows), tuple(notes))
-
-
-def _by_reason(missing: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for one in missing:
-        found.setdefault(one["why"], []).append(one["role"])
-    return found
 
 
 def _short(address: str) -> str:
     return format_head(parse_head(address), short=True)
 
 
-def _two(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
 
 
 def _matter(data: Data) -> Table:
@@ -81,21 +77,27 @@ def _matter(data: Data) -> Table:
     if own["reason"]:
         return _missing(MATTER, "importance", own["reason"])
     labels = {} if data["roles"]["reason"] else data["roles"]["labels"]
-    falling = sorted(own["heads"], key=lambda row: -row["score"])
-    shown = falling if len(falling) <= 2 * _EXTREMES else [*falling[:_EXTREMES], *falling[-_EXTREMES:]]
-    slopes = any(row["first_order"] is not None for row in falling)
+    slopes = own["method"] == FIRST_ORDER or any(row["first_order"] is not None for row in own["heads"])
+    order = sorted((row for row in own["heads"] if slopes), key=lambda row: -row["first_order"])
+    ranks = {row["head"]: f"{place} of {len(order)}" for place, row in enumerate(order, 1)}
+    # Who was taken out, by what that showed: a head may matter most and have a small slope.
+    falling = sorted(
+        (row for row in own["heads"] if row["loss_without"] is not None), key=lambda row: -row["loss_without"]
+    )
+    most = len(falling) if own["exact_heads"] < len(own["heads"]) else _EXTREMES
+    shown = falling if len(falling) <= 2 * most else [*falling[:most], *falling[-most:]]
     rows = tuple(
         (
-            _short(row["head"]), labels.get(row["head"]) or "-", f"{falling.index(row) + 1} of {len(falling)}",
-            *([f"{row['first_order']:.2g}"] if slopes else []),
-            f"{row['loss_without']:+.4f}" if row["loss_without"] is not None else "not taken out",
+            _short(row["head"]), labels.get(row["head"]) or "-", f"{row['loss_without']:+.4f}",
+            f"{_signed(row['loss_low'])} to {_signed(row['loss_high'])}",
+            *([f"{row['first_order']:.2g}", ranks[row["head"]]] if slopes else []),
         )
         for row in shown
     )  # fmt: skip
     what = "drift" if own["objective"] == DRIFT else "loss"
     columns = (
-        Column("head"), Column("role"), Column("rank", "right"), *([Column("first order", "right")] if slopes else []),
-        Column(f"{what} without it", "right"),
+        Column("head"), Column("role"), Column(f"{what} without it", "right"), Column("95% interval", "right"),
+        *([Column("first order", "right"), Column("its rank", "right")] if slopes else []),
     )  # fmt: skip
     return Table(MATTER, columns, rows, tuple(_measures(own, slopes=slopes)))
 
@@ -103,10 +105,12 @@ def _matter(data: Data) -> Table:
 def _measures(own: Data, *, slopes: bool) -> list[str]:
     many = len(own["heads"])
     windows = f"{own['windows']} windows of {own['window_tokens']} tokens"
-    judged = f"the mean of {own['exact_windows']} of these windows"
-    more = "" if own["exact_heads"] == many else "; --exact does that for all"
+    judged = f"the mean of {own['exact_windows']} of these windows, the interval Student's over them"
+    ends = own["exact_heads"] < many
+    which = f", the highest and lowest by first order: {many - own['exact_heads']} were not taken out" if ends else ""
     exact = (
-        f"exact for {own['exact_heads']} of {many} heads, taken out one at a time, each giving its mean instead{more}"
+        f"exact for {own['exact_heads']} of {many} heads{which}{'; --exact does that for all' if ends else ''}. Taken out one "
+        "at a time, each giving its mean instead"
     )
     said = f"judged by {own['objective']}: {own['loss_is']}"
     if not slopes:
@@ -118,8 +122,9 @@ def _measures(own: Data, *, slopes: bool) -> list[str]:
         f"{exact}; {judged}",
     ]
     if own["rank_correlation"] is not None:
+        about = ", the two ends of one of them, which says little of the rest" if ends else ""
         agreement = f"{own['rank_correlation']:.2f}"
-        notes.append(f"rank correlation of the two measures over these {own['exact_heads']} heads: {agreement}")
+        notes.append(f"rank correlation of the two measures over these {own['exact_heads']} heads{about}: {agreement}")
     return notes
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["benjamini_hochberg", "binomial_tail", "bootstrap", "paired_t", "student_tail", "unit_mean", "wilson"]
+__all__ = ["benjamini_hochberg", "binomial_tail", "bootstrap", "mean_interval", "paired_t", "student_quantile",
+           "student_tail", "unit_mean", "wilson"]  # fmt: skip
 
 _Z_95 = 1.959963984540054
 
@@ -84,6 +85,28 @@ def paired_t(differences: np.ndarray) -> np.ndarray:
         else:
             answer[at] = student_tail(float(middle) / error, int(n) - 1)
     return answer.reshape(differences.shape[1:])
+
+
+def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 95% interval of the mean over units (axis 0), mean ± t · s / √n with Student's t of n - 1 degrees; NaN below two
+    units."""
+    units = values.shape[0]
+    mean = values.mean(0)
+    if units < 2:
+        return np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    half = student_quantile(units - 1) * values.std(0, ddof=1) / math.sqrt(units)
+    return mean - half, mean + half
+
+
+def student_quantile(degrees: int, tail: float = 0.025) -> float:
+    """The t that Student's t exceeds with probability `tail`, below one half."""
+    low, high = 0.0, 1.0
+    while student_tail(high, degrees) > tail:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, degrees) > tail else (low, middle)
+    return (low + high) / 2
 
 
 def student_tail(t: float, degrees: int) -> float:

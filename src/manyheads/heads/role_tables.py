@@ -1,0 +1,51 @@
+"""What the tables of the x-ray and of `manyheads heads` say alike of roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from manyheads.report.value import Column, Table
+
+__all__ = ["CONTROLS", "ORDER", "by_reason", "controls", "correction", "role_name", "two"]
+
+CONTROLS = "What is a role scored by, and what is it held against?"
+ORDER = (
+    "heads were chosen and put in order on one half of the windows and scored on the other, where scores need not fall"
+)
+_WITH_DISTANCE = ("fixed offset", "positional")
+
+
+def controls(roles: Iterable[Mapping[str, Any]], holding: Iterable[int]) -> Table:
+    """What each role's score is a share of, what it is held against, and how many heads hold it."""
+    rows = tuple(
+        (one["role"], one["score_is"], one["control"], str(count)) for one, count in zip(roles, holding, strict=True)
+    )
+    columns = (Column("role"), Column("score, a share"), Column("control"), Column("heads that hold it", "right"))
+    return Table(CONTROLS, columns, rows)
+
+
+def correction(own: Mapping[str, Any]) -> str:
+    """How many tests there were, and what was done about it."""
+    return (
+        f"false discovery rate {own['fdr']:.0%} over all {own['tests']:,} tests (Benjamini and Hochberg), with windows as units: "
+        "verdicts are about this text"
+    )
+
+
+def role_name(role: str, detail: str) -> str:
+    """A role, with the distance where that is a head's own."""
+    return f"{role}, {detail}" if role in _WITH_DISTANCE and detail else role
+
+
+def by_reason(missing: Iterable[Mapping[str, str]]) -> list[str]:
+    """Roles that were not tested, those together that share a reason."""
+    found: dict[str, list[str]] = {}
+    for one in missing:
+        found.setdefault(one["why"], []).append(one["role"])
+    return [f"not tested: {', '.join(names)}: {why}" for why, names in found.items()]
+
+
+def two(value: float | None) -> str:
+    """A share."""
+    return "-" if value is None else f"{value:.2f}"
