@@ -320,13 +320,23 @@ def test_windows_of_a_text() -> None:
     [
         ([], "there is no text to look at"),
         ([torch.tensor([[5]])], "the longest text of a batch has 1 token; at least 2"),
-        ([torch.tensor([5, 6])], r"input_ids \(2,\); expected \(batch, tokens\)"),
+        ([torch.tensor(5)], r"input_ids \(\); expected \(batch, tokens\)"),
+        (["a text"], r"'a text' is no batch; valid: token ids"),
+        ([torch.tensor([[0.5, 0.5]])], "is no batch; valid: token ids"),
+        ([[5, 1_000_000]], "token 1,000,000 is not in the model's vocabulary; valid: 0 to "),
+        ([torch.tensor([[5, -1]])], "token -1 is not in the model's vocabulary"),
         ([padded([[5], [6]], pad=0)], "has 1 token; at least 2"),
     ],
 )
 def test_bad_texts(batches: list[Any], message: str) -> None:
     with pytest.raises(ManyheadsError, match=message):
         statistics(build("llama"), batches)
+
+
+def test_a_text_may_be_a_list_of_its_tokens() -> None:
+    model = build("llama")
+    listed, tensor = (statistics(model, [given]) for given in ([5, 6, 7, 8], torch.tensor([[5, 6, 7, 8]])))
+    np.testing.assert_array_equal(listed.entropy, tensor.entropy)
 
 
 def test_bad_requests() -> None:

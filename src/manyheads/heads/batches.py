@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from manyheads.checkpoints.files import shown
 from manyheads.checkpoints.pruned import KEY, LayerHeads, read_record
 from manyheads.errors import ManyheadsError
 from manyheads.models.door_attentions import Attentions
@@ -21,8 +22,8 @@ __all__ = ["Batch", "Place", "Tokens", "is_cross", "padded", "places", "prepared
 _NO_TEXT = re.compile("vision|visual|image|video|audio|speech|codec|qformer")
 _FEATURES = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
-# What a user hands over: tokens alone, or everything that the model is called with.
-Batch: TypeAlias = Tensor | Mapping[str, Any]
+# What a user hands over: token ids (b, t) or those of one text (t,), or everything that the model is called with.
+Batch: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -184,12 +185,13 @@ def prepared(model: nn.Module, batch: Batch, *, device: Any) -> dict[str, Any]:
     """The keyword arguments that `model` is called with: no cache, no logits but the last, positions that skip padding.
 
     Position ids are made from the attention mask where padding comes first in a decoder: without them every shorter
-    text would be read at the wrong positions. Raises ManyheadsError for fewer than two tokens and for a mask of another
-    shape.
+    text would be read at the wrong positions. Raises ManyheadsError for what is no token ids, for ids that the model does
+    not know, for fewer than two tokens and for a mask of another shape.
     """
-    given: dict[str, Any] = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
+    given: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {"input_ids": _token_ids(batch)}
     given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in given.items()}
     _check(given)
+    _check_vocabulary(model, given.get("input_ids"))
     known = inspect.signature(model.forward).parameters
     rest = any(one.kind is one.VAR_KEYWORD for one in known.values())
     if "use_cache" in known or ("past_key_values" in known and rest):
@@ -201,6 +203,34 @@ def prepared(model: nn.Module, batch: Batch, *, device: Any) -> dict[str, Any]:
     if unknown and isinstance(mask, Tensor) and _left_padded(mask):
         given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
     return given
+
+
+def _token_ids(batch: object) -> Tensor:
+    try:
+        ids = torch.as_tensor(batch)
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    if ids is None or ids.is_floating_point():
+        raise ManyheadsError(
+            f"{shown(batch)} is no batch; valid: token ids (batch, tokens), or what the model is called with, such as "
+            '{"input_ids": ..., "attention_mask": ...}'
+        )
+    return ids[None] if ids.dim() == 1 else ids
+
+
+def _check_vocabulary(model: nn.Module, ids: object) -> None:
+    find = getattr(model, "get_input_embeddings", None)
+    try:
+        rows = getattr(find() if find is not None else None, "num_embeddings", None)
+    except NotImplementedError:  # a model of several parts
+        return
+    if not isinstance(rows, int) or not isinstance(ids, Tensor) or not ids.numel():
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= rows:
+        raise ManyheadsError(
+            f"token {low if low < 0 else high:,} is not in the model's vocabulary; valid: 0 to {rows - 1:,}"
+        )
 
 
 def _check(given: Mapping[str, Any]) -> None:

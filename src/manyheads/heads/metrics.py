@@ -42,11 +42,8 @@ def as_batches(model: Any, batches: Iterable[Mapping[str, Any] | Tensor | Sequen
 
 
 def _batch(model: Any, batch: Mapping[str, Any] | Tensor | Sequence[int]) -> Batch:
-    if not isinstance(batch, Mapping):
-        ids = torch.as_tensor(batch)
-        batch = {"input_ids": ids[None] if ids.dim() == 1 else ids}
     found = prepared(model, batch, device=next(model.parameters()).device)
-    if "logits_to_keep" not in batch:
+    if not isinstance(batch, Mapping) or "logits_to_keep" not in batch:
         found.pop("logits_to_keep", None)  # the statistics want one, and a loss wants all
     return found
 
