@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.checkpoints.pruned import KEY, read_record
 from manyheads.cost.engines import engine_answers
 from manyheads.cost.model import cache_bytes
 from manyheads.cost.workload import Workload
@@ -221,6 +222,9 @@ def _ideal_measured(
 
     if any(isinstance(a.mask, Chunk) for block, _ in stack.main.groups for a in block.attentions):
         return None, "a chunk is held until it is full, and how full it is depends on the position"
+    pruning = read_record(getattr(run.model.config, KEY, None))
+    if pruning is not None and not all(heads.kept for _, _, heads in pruning.layers):
+        return None, "a layer that lost all its heads keeps one of zeros, which no token looks back at"
     if prompt < 2:
         return None, "a prompt of one token leaves nothing to look back at"
     cache = run.prefill(prompt - 1)
