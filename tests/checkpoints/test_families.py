@@ -81,10 +81,27 @@ def test_encoder_is_what_transformers_saves(name: str, saved: Any) -> None:
     assert found.parameters_stored == count(weights(found.stack))
 
 
+PARTS = {"qwen2_vl_text": "Qwen2VLTextModel", "qwen2_5_vl_text": "Qwen2_5_VLTextModel", "qwen3_vl_text": "Qwen3VLTextModel",
+         "apertus1p5_text": "Apertus1p5TextForCausalLM"}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", list(PARTS))
+def test_text_part_of_a_larger_model_is_what_transformers_saves(model_type: str, tmp_path: Path) -> None:
+    settings = {"hidden_size": 36, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 6,
+                "num_key_value_heads": 2, "vocab_size": 97, "pad_token_id": 0}  # fmt: skip
+    config = transformers.CONFIG_MAPPING[model_type](**{**TOKENS, **settings})
+    model = getattr(transformers, PARTS[model_type])(config)
+    model.save_pretrained(tmp_path)
+    found = open_model(tmp_path)
+    assert model_type in named(found.family).model_types
+    assert found.parameters_stored == sum(p.numel() for p in model.parameters())
+
+
 def test_every_described_model_type_has_a_tiny_model() -> None:
     tried = {case["model_type"] for case in (*DECODERS.values(), *ENCODERS.values())}
     # Same family under another name, or nothing that transformers can build.
     aliases = {"code_llama", "RefinedWeb", "RefinedWebModel", "gemma3", "xlm-roberta", "camembert", "mt5", "deepseek"}
+    aliases |= {"qwen2_5_omni_text", *PARTS}  # parts of larger models
     assert {kind for kinds in MODULES.values() for kind in kinds} - tried == aliases
 
 
@@ -94,6 +111,7 @@ def test_table_of_modules_agrees_with_the_families() -> None:
             found = family(kind)
             assert found is not None
             assert kind in found.model_types
+            assert named(found.name) is found
 
 
 @pytest.mark.parametrize("name", [name for name in DECODERS if name not in NOT_DESCRIBED])

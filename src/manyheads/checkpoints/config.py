@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.checkpoints.draft import Doubt, build_decoder
-from manyheads.checkpoints.families import MISLEADING, recognise
+from manyheads.checkpoints.families import LEFT_OUT, MISLEADING, recognise
 from manyheads.checkpoints.families import family as find_family
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
@@ -117,7 +117,7 @@ def _family_of(config: Mapping[str, Any], source: str, notes: list[str]) -> Fami
     found = recognise(config)
     named = f"model_type {shown(model_type)} is not known" if model_type else "there is no model_type"
     like = "a plain Llama-like decoder" if found.name == "generic" else f"{found.name} by its fields"
-    notes.append(f"{named}: read as {like}")
+    notes.append(f"{named}: read as {like}" + (f"; {LEFT_OUT[model_type]}" if model_type in LEFT_OUT else ""))
     return found
 
 

@@ -47,7 +47,7 @@ def _finish(fields: Fields, draft: Draft) -> None:
 FAMILIES = (
     Family(
         name="apertus",
-        model_types=("apertus",),
+        model_types=("apertus", "apertus1p5_text"),
         defaults={"norm_eps": 1e-5, "rope_theta": 1.2e7},
         gated=False,
         bias_fields=(("attention_bias", "qkvo"),),

@@ -1,4 +1,4 @@
-"""Qwen 1.5, 2 and 2.5: biases on queries, keys and values only; the upper layers may have a window."""
+"""Qwen 1.5, 2 and 2.5, also inside Qwen-VL and Qwen-Omni: biases on queries, keys and values only; the upper layers may have a window."""
 
 from __future__ import annotations
 
@@ -19,6 +19,27 @@ FAMILIES = (
         prefixes=LLAMA_PREFIXES,
         nested_defaults={"vocab_size": 151936, "d_model": 4096, "mlp_width": 22016, "layers": 32, "heads": 32,
                          "context": 32768},  # fmt: skip
+    ),
+    Family(
+        name="qwen2_vl_text",
+        model_types=("qwen2_vl_text", "qwen2_5_vl_text"),
+        defaults={"kv_heads": 8, "use_window": False, "window": 4096, "max_window_layers": 80, "norm_eps": 1e-5,
+                  "rope_theta": 1e6},  # fmt: skip
+        bias="qkv",
+        windows="from_layer",
+        layout=LLAMA_LAYOUT,
+        ignored=ROTARY_BUFFERS,
+        prefixes=LLAMA_PREFIXES,
+    ),
+    Family(
+        name="qwen2_5_omni_text",
+        model_types=("qwen2_5_omni_text",),
+        defaults={"kv_heads": 4, "use_window": False, "window": 32768, "max_window_layers": 28, "rope_theta": 1e6},
+        bias="qkv",
+        windows="from_layer",
+        layout=LLAMA_LAYOUT,
+        ignored=ROTARY_BUFFERS,
+        prefixes=LLAMA_PREFIXES,
     ),
     Family(
         name="qwen2_moe",

@@ -1,4 +1,4 @@
-"""Qwen 3, dense and mixture: a norm on each query and key head, a head size of its own, no biases."""
+"""Qwen 3, dense and mixture, also inside Qwen3-VL: a norm on each query and key head, a head size of its own, no biases."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ FAMILIES = (
         bias_fields=(("attention_bias", "qkvo"),),
         qk_norm="head",
         windows="from_layer",
+        layout=(*LLAMA_LAYOUT, *NORMS_PER_HEAD),
+        ignored=ROTARY_BUFFERS,
+        prefixes=LLAMA_PREFIXES,
+    ),
+    Family(
+        name="qwen3_vl_text",
+        model_types=("qwen3_vl_text",),
+        defaults={"kv_heads": 32, "head_dim": 128, "rope_theta": 5e5},
+        bias_fields=(("attention_bias", "qkvo"),),
+        qk_norm="head",
         layout=(*LLAMA_LAYOUT, *NORMS_PER_HEAD),
         ignored=ROTARY_BUFFERS,
         prefixes=LLAMA_PREFIXES,
