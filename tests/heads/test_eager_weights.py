@@ -11,9 +11,11 @@ pytest.importorskip("transformers")
 
 import torch
 
+from manyheads.errors import ManyheadsError
 from manyheads.heads.batches import places
-from manyheads.models.door import opened
+from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
+from manyheads.ops import softmax
 from tiny_transformers import CASES, build, inputs
 
 OWN_ATTENTION = ("falcon", "bloom", "mpt")
@@ -32,9 +34,16 @@ def theirs(answer: Any, stage: str) -> list[torch.Tensor]:
 def test_weights_are_those_of_eager_attention(name: str) -> None:
     model, batch = build(name), inputs(name)
     seen: dict[str, torch.Tensor] = {}
+
+    def look(call: Call, _: torch.Tensor) -> None:
+        whole = seen[call.path] = call.weights()
+        heads, rows = [whole.shape[1] - 1, 0], [whole.shape[2] - 1, 0, 1]
+        torch.testing.assert_close(call.weights(heads=heads, queries=rows), whole[:, heads][:, :, rows])
+        torch.testing.assert_close(call.weights(heads=[1]), whole[:, [1]])
+
     with torch.no_grad():
         answer = model(**batch, output_attentions=True)
-        with opened(model, observers=[lambda call, out: seen.update({call.path: call.weights()})]):
+        with opened(model, observers=[look]):
             model(**batch)
     found = places(find_attentions(model))
     for stage in dict.fromkeys(place.stage for place in found):
@@ -44,3 +53,18 @@ def test_weights_are_those_of_eager_attention(name: str) -> None:
         for mine, right in zip(ours, expected, strict=True):
             assert mine.shape == right.shape
             assert torch.allclose(mine, right, rtol=0, atol=1e-5)
+
+
+def test_weights_of_chosen_rows_hold_no_matrix_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes = build("llama"), []
+    real = softmax.block
+    monkeypatch.setattr(softmax, "block", lambda *a, **b: sizes.append((out := real(*a, **b)).shape[2]) or out)
+    ids = torch.arange(200)[None] % 90
+    with torch.no_grad(), opened(model, observers=[lambda call, _: call.weights(heads=[2])]):
+        model(ids)
+    assert max(sizes) == 64
+    with (
+        pytest.raises(ManyheadsError, match=r"weights of heads 9 were asked for; .*self_attn has 0 to 5"),
+        opened(model, observers=[lambda call, _: call.weights(heads=[9])]),
+    ):
+        model(ids)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import BackendError
+from manyheads.errors import BackendError, ManyheadsError
 from manyheads.models.handed import Handed, widened
 from manyheads.ops import masks, softmax
 from manyheads.ops.predicates import Visible
+from manyheads.ops.request import request
 
 __all__ = ["EVERYTHING", "Call", "read_call"]
 
@@ -75,10 +76,45 @@ class Call:
             "sinks": self.sinks, "dropout": self.dropout,
         }  # fmt: skip
 
-    def weights(self) -> Tensor:
-        """The probabilities (b, h, t, s) of this call before dropout, worked out on demand; rows that see nothing are 0."""
+    def weights(self, *, heads: Sequence[int] | None = None, queries: Sequence[int] | None = None) -> Tensor:
+        """The probabilities (b, h, t, s) of this call before dropout, worked out on demand; rows that see nothing are 0.
+
+        Of all heads and queries, or of those that are named, as they stand here: then (b, len(heads), len(queries), s), and
+        nothing larger is held than that and a few rows of all heads. ManyheadsError for one that is not there.
+        """
         options = {name: value for name, value in self.options.items() if name != "dropout"}
-        return softmax.scores(self.q, widened(self.k), stage="probabilities", **options)
+        k = widened(self.k)
+        if heads is None and queries is None:
+            return softmax.scores(self.q, k, stage="probabilities", **options)
+        (_, h, t, _), s = self.q.shape, k.shape[2]
+        chosen = _within(range(h) if heads is None else heads, h, "heads", self.path)
+        rows = _within(range(t) if queries is None else queries, t, "queries", self.path)
+        asked = request(self.q, k, k, dropout=0.0, offset=None, **options)
+        parts = [
+            softmax.block(self.q, k, asked, rows=run, columns=slice(0, s))[:, chosen].to(self.q.dtype)
+            for run in _runs(rows)
+        ]
+        return torch.cat(parts, 2)
+
+
+_ROWS_AT_ONCE = 64
+
+
+def _runs(rows: Sequence[int]) -> Iterator[slice]:
+    """Rows as slices: those together that follow each other, but not too many."""
+    start = 0
+    for at in range(1, len(rows) + 1):
+        if at == len(rows) or rows[at] != rows[at - 1] + 1 or at - start == _ROWS_AT_ONCE:
+            yield slice(rows[start], rows[at - 1] + 1)
+            start = at
+
+
+def _within(asked: Sequence[int], count: int, what: str, path: str) -> list[int]:
+    wrong = [number for number in asked if not 0 <= number < count]
+    if wrong or not len(asked):
+        said = f"{wrong[0]}" if wrong else "none"
+        raise ManyheadsError(f"weights of {what} {said} were asked for; {path or 'this call'} has 0 to {count - 1}")
+    return list(asked)
 
 
 def read_call(

@@ -14,9 +14,9 @@ from manyheads.errors import SpecError
 from manyheads.ops import dropout as drop
 from manyheads.ops.bias import Additive
 from manyheads.ops.predicates import Everything, Visible
-from manyheads.ops.request import Request, group, in_full, pairs, request, ungroup, wide
+from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
 
-__all__ = ["STAGES", "attention", "probabilities", "scores"]
+__all__ = ["STAGES", "attention", "block", "probabilities", "scores"]
 
 STAGES = ("scaled", "capped", "masked", "probabilities")
 
@@ -93,6 +93,25 @@ def scores(
     if stage == "probabilities":
         logits = probabilities(logits, sinks)
     return logits.to(q.dtype)
+
+
+def block(q: Tensor, k: Tensor, asked: Request, *, rows: slice, columns: slice) -> Tensor:
+    """The probabilities (b, h, rows, columns) of some queries, in float32 or wider; the keys outside `columns` must be
+    invisible to all of them."""
+    chosen = q[:, :, rows]
+    logits = _capped(_scaled(chosen, k[:, :, columns], asked), asked)
+    at = pairs(asked, q, rows=rows, columns=columns)
+    if isinstance(asked.bias, Tensor):
+        bias = ranked(asked.bias)
+        across, along = (
+            part if size != 1 else slice(None) for part, size in zip((rows, columns), bias.shape[2:], strict=True)
+        )
+        logits = logits + bias[:, :, across, along].to(logits.dtype)
+    elif asked.bias is not None:
+        logits = logits + asked.bias.tile(at, logits.dtype)
+    if not isinstance(asked.visible, Everything):
+        logits = torch.where(asked.visible.tile(at), logits, -torch.inf)
+    return probabilities(logits, asked.sinks)
 
 
 def probabilities(logits: Tensor, sinks: Tensor | None = None) -> Tensor:
