@@ -168,6 +168,22 @@ def test_roles_are_tested_and_the_bos_is_said(capsys: Any, tiny: Any, text: str)
     assert "roles: " in err
 
 
+def test_a_head_that_was_removed_is_said_to_be(capsys: Any, tiny: Any, text: str, tmp_path: Path) -> None:
+    from manyheads.heads.export import export
+
+    export(tiny("llama"), "0:1,2", tmp_path / "out", form="padded")
+    said = refused(capsys, tmp_path / "out", "--text", text, "--head", "0:2")
+    assert said == "manyheads: --head 0:2 was removed before; its layer still has 0, 3"
+    status, out, _ = quick(capsys, tmp_path / "out", text, "--csv")
+    assert [row["head"] for row in csv.DictReader(io.StringIO(out))] == ["0:0", "0:3", "1:0", "1:1", "1:2", "1:3"]
+
+
+def test_an_address_without_a_stage_is_the_decoder_s(capsys: Any, tiny: Any, text: str) -> None:
+    status, out, _ = quick(capsys, tiny("t5"), text, "--head", "0:0", "--importance", "none")
+    assert status == 0
+    assert "Where does head decoder/0:0 look?" in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

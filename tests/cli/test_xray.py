@@ -55,6 +55,8 @@ def test_heads_are_on_the_table_and_can_be_left_out(capsys, here, llama) -> None
     for word in ("importance of every head", "taking 8 heads out", "where every head looks, on 64 tokens"):
         assert word in err
     assert 'id="heads-view"' in (here / "xray.html").read_text()
+    assert "looking into its heads" in out
+    assert "1 thread of " in " ".join(out.split())
     status, out, err = quick(capsys, llama, "--no-heads")
     assert status == 0
     assert "What does each head do?" not in out

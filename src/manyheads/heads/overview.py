@@ -109,7 +109,8 @@ def _told(
 ) -> dict[str, Any]:
     ids, around = _text(request, name, loaded)
     # The two ends of a short batch: enough to know which heads there are, before anything takes long.
-    _check_head(one, statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2))
+    two = statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2)
+    one = None if one is None else _there(two, one)
     width = longest_text(loaded.model, request.window + len(around.before) + len(around.after))
     width -= len(around.before) + len(around.after)
     parts = [reads_with_decoder(loaded.model, x) for x in windows(ids, width, before=around.before, after=around.after)]
@@ -154,16 +155,24 @@ def _both(model: Any) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
-def _check_head(one: Head | None, found: HeadStatistics) -> None:
-    if one is not None:
-        _row(found, one)
+def _there(found: HeadStatistics, head: Head) -> Head:
+    """The head that is meant: an address without a stage is the decoder's where a model has several stacks, as in `prune`.
+    ManyheadsError, naming what there is, where there is none."""
+    if not head.stage and "" not in found.stages and "decoder" in found.stages:
+        head = head._replace(stage="decoder")
+    _row(found, head)
+    return head
 
 
 def _row(found: HeadStatistics, head: Head) -> int:
-    """The row of a head. ManyheadsError, naming what there is, where it has none."""
     for row, place in enumerate(found.places):
-        if (place.stage, place.layer) == (head.stage, head.layer) and head.head in _numbers(found, row):
+        if (place.stage, place.layer) != (head.stage, head.layer):
+            continue
+        if head.head in _numbers(found, row):
             return row
+        if place.held is not None and head.head in place.held.removed:
+            left = ", ".join(map(str, _numbers(found, row))) or "none"
+            raise ManyheadsError(f"--head {format_head(head)} was removed before; its layer still has {left}")
     said = []
     for stage in found.stages:
         rows = [row for row, place in enumerate(found.places) if place.stage == stage]

@@ -129,7 +129,7 @@ def _measured(
     request: Request, stack: StackSpec, loaded: Loaded, say: Say, sections: Sequence[Section]
 ) -> tuple[dict[str, Any], list[Part]]:
     tokens = _tokens(request, stack, loaded)
-    timings = {"load_seconds": loaded.seconds}
+    timings: dict[str, Any] = {"load_seconds": loaded.seconds}
     parameters = check_parameters(loaded.model, stack).as_dict()
     text = _text(request, stack, loaded, tokens, say)
     say("looking into its cache" if stack.decoder is not None else "running it once")
@@ -138,7 +138,12 @@ def _measured(
     timings["cache_seconds"] = time.perf_counter() - began
     if stack.decoder is None:
         text["forward"] = _forward(loaded.model, tokens.ids[: _window(stack, bos=False)])
-    parts = [section(tokens.running(request, stack, loaded), say) for section in sections]
+    parts = []
+    timings["parts_seconds"] = {}
+    for section in sections:
+        began = time.perf_counter()
+        parts.append(section(tokens.running(request, stack, loaded), say))
+        timings["parts_seconds"][parts[-1].key] = time.perf_counter() - began
     return {"parameters": parameters, "text": text, "cache": cache.as_dict(), "timings": timings}, parts
 
 

@@ -161,13 +161,14 @@ def _cache(data: Data) -> Table:
 
 def _run(data: Data) -> Table:
     own, spent, text = data["machine"], data["timings"], data["text"]
+    threads = f"{own['threads']} thread{'s' * (own['threads'] != 1)}"
     rows = [
         ("date", data["date"]),
         (
             "ran in",
             f"{data['dtype']} on {data['device']}, seed {data['seed']}, {data['shape']['attention_implementation']}",
         ),
-        ("machine", f"{own['processor']}, {own['threads']} threads of {own['cores']} cores, {own['system']}"),
+        ("machine", f"{own['processor']}, {threads} of {own['cores']} cores, {own['system']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in data["versions"].items())),
         ("loading", units.duration(spent["load_seconds"])),
     ]
@@ -176,5 +177,6 @@ def _run(data: Data) -> Table:
             rows.append((label, units.duration(text[key]["seconds"])))
     if data["cache"].get("prefill"):
         rows.append(("looking into the cache", units.duration(spent["cache_seconds"])))
+    rows += [(f"looking into its {key}", units.duration(seconds)) for key, seconds in spent["parts_seconds"].items()]
     notes = (f"command: {data['command']}",)
     return Table("How was this measured?", (Column("what"), Column("value")), tuple(rows), notes)
