@@ -11,6 +11,7 @@ import pytest
 
 import tiny_models
 from manyheads.cli.main import main
+from manyheads.heads.pruning_tables import report
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -60,7 +61,7 @@ def test_by_budget_it_chooses_on_one_half_and_judges_on_the_other(capsys, here, 
     assert told["heads_removed"] == 4
     assert all(len(layer["new"]) == 2 and layer["kv_heads_needed"] == 1 for layer in told["layers"])
     assert 100 <= told["losses"]["tokens"] <= 300
-    assert set(told["losses"]["init"]) == {"seed", "before", "after_same_heads", "after_own_heads"}
+    assert set(told["losses"]["init"]) == {"seed", "same_heads", "own_heads"}
     assert run(capsys, *words)[1] == out  # the same each time
 
 
@@ -92,6 +93,111 @@ def test_a_model_without_a_language_head_is_judged_by_its_drift(capsys, here, tm
         status, out, err = run(capsys, *words, *more)
         assert (status, out) == (2, "")
         assert said in err.splitlines()[-1]
+
+
+def test_zeros_are_no_gain_and_the_least_that_would_be_is_named(capsys, here, llama) -> None:
+    """4 heads in 2 groups of 2: one of each, or both of one, leave the weights."""
+    status, out, _ = run(capsys, llama, "--heads", "0:0", "--tokens", 300)
+    lines = " ".join(out.split())
+    assert status == 0
+    assert lines.startswith("tiny-llama: 1 of 8 heads, named, would become zeros: nothing is smaller")
+    assert "the least that would save something: 0:1 too" in lines
+    assert lines.endswith(f"Next: manyheads prune {llama} --heads 0:0-1".replace("0:0-1", "0:0,1"))
+    status, out, _ = run(capsys, llama, "--heads", "0:0,3", "--tokens", 300, "--json")
+    told = json.loads(out)
+    assert (status, told["note"]) == (0, "")
+    compact = next(form for form in told["forms"] if form["form"] == "compact")
+    assert told["bytes_before"]["weights"] - compact["weights"] == 2 * 2 * 8 * 32 * 4  # q and o of two heads
+
+
+def test_a_form_that_saves_nothing_names_the_one_that_does(capsys, here, llama) -> None:
+    status, out, _ = run(capsys, llama, "--heads", "0:0-1", "--tokens", 200, "--output", "out")
+    lines = " ".join(out.split())
+    assert status == 0
+    saved = (2 * 2 + 2) * 8 * 32 * 4
+    assert f"this form saves nothing; --form compact saves {saved:,} bytes of weights and 64 of cache a token" in lines
+    status, out, _ = run(capsys, llama, "--heads", "0:0-1", "--tokens", 200)
+    assert out.splitlines()[-1] == f"Next: manyheads prune {llama} --heads 0:0,1 --form compact --output smaller"
+
+
+def test_losses_have_windows_and_an_interval_that_the_object_has_too(capsys, here, llama) -> None:
+    words = (llama, "--heads", "0:0-1", "--tokens", 1400)
+    status, out, _ = run(capsys, *words, "--json")
+    losses = json.loads(out)["losses"]
+    assert status == 0
+    assert losses["windows"] == 11  # of the 64 tokens that it reads at most, every other one
+    low, high = losses["interval"]
+    assert low < losses["change"] < high
+    assert losses["change"] == pytest.approx(losses["after"] - losses["before"])
+    lines = " ".join(run(capsys, *words)[1].split())
+    assert f"{losses['change']:+.4f} {low:+.4f} to {high:+.4f}" in lines
+    assert f"in {losses['windows']} windows" in lines
+    status, out, _ = run(capsys, llama, "--heads", "0:0-1", "--tokens", 60)
+    assert status == 0
+    assert "in 1 window" in " ".join(out.split())
+    assert "one window of text, so there is no interval" in " ".join(out.split())
+
+
+def test_heads_that_went_before_are_counted(capsys, here, llama) -> None:
+    assert run(capsys, llama, "--heads", "0:0-1;1:2-3", "--tokens", 200, "--output", "out")[0] == 0
+    status, out, _ = run(capsys, "out", "--heads", "0:2", "--tokens", 200)
+    lines = " ".join(out.split())
+    assert status == 0
+    assert lines.startswith("out: 1 of 4 heads would be removed, named")
+    assert "4 heads went in earlier prunings; heads keep the numbers that they had before the first" in lines
+
+
+def test_a_budget_that_cannot_be_met_is_refused_before_the_model_is_loaded(capsys, here, llama, monkeypatch) -> None:
+    monkeypatch.setattr("manyheads.heads.pruning.load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    for words, said in (
+        (("--budget", 0), "--budget '0' is 0 of 8 heads; expected from 1 to 6: one of each layer stays"),
+        (("--budget", "70%", "--whole-groups"), "expected from 2 to 4 in groups of 2: one of each layer stays"),
+    ):
+        status, out, err = run(capsys, llama, *words)
+        assert (status, out) == (2, "")
+        assert said in err.splitlines()[-1]
+
+
+def test_progress_has_counts(capsys, here, llama, monkeypatch) -> None:
+    monkeypatch.setattr("manyheads.heads.pace._SECONDS_BETWEEN_WORDS", 0.0)
+    _, out, err = run(capsys, llama, "--budget", 2, "--by", "zero", "--rounds", 1, "--tokens", 200)
+    assert out.startswith("tiny-llama: 2 of 8 heads")
+    assert "greedy by ablation to zero" in out
+    assert "round 1: ablation to zero of 8 heads" in err
+    assert "16 of 16 passes" in err  # 8 heads on 2 windows
+    assert "40 of 40 steps" in run(capsys, llama, "--gates", 0.5, "--steps", 40, "--tokens", 200)[2]
+    _, out, err = run(capsys, llama, "--gates", 0.5, "--steps", 20, "--tokens", 200)
+    assert out == ""
+    assert "try 280 steps more: steps=300 (--steps 300)" in err.splitlines()[-1]
+
+
+def test_the_size_of_a_quantised_file_stands_beside_what_it_becomes() -> None:
+    """100 bytes in the file, 450 in fp32, 400 after pruning: 4.0 times the file."""
+    forms = [
+        {"form": name, "weights": size, "cache_a_token": 8, "zeros": 0, "why": ""}
+        for name, size in (("padded", 450), ("compact", 400))
+    ]
+    forms.insert(
+        0, {"form": "uniform", "weights": None, "cache_a_token": None, "zeros": None, "why": "layer 1 is full"}
+    )
+    layer = {"stage": "decoder", "layer": 0, "new": [0], "kept": [1], "kv_heads_before": 1, "kv_heads_needed": 1}
+    told = {
+        "model": "M", "source": "/far/away/M.gguf", "chosen": "named", "rounds": 0, "heads_before": 8, "heads_removed": 1,
+        "removed": ["0:0"], "gone_before": [], "gone_earlier": 0, "staged": False, "layers": [layer], "weight_dtype": "fp32",
+        "bytes_before": {"weights": 450, "cache_a_token": 8}, "stored_bytes": 100, "stored_dtype": "q4_1", "forms": forms,
+        "note": "", "heads": "0:0", "heads_that_save": "", "typed": "manyheads prune", "losses": {"reason": "no text"},
+        "written": {
+            "folder": "out", "form": "uniform", "why": "", "tensor_bytes": 400, "predicted_bytes": 400,
+            "largest_difference": 0.0, "largest_difference_float32": 5e-3, "largest_logit": 31.2, "checked_in": "float64",
+        },
+    }  # fmt: skip
+    made = report(told)
+    saves = made.tables[1]
+    assert saves.rows[0] == ("the file", "100 B", "", "q4_1, as it lies there")
+    assert "is 4.0 times the file that it comes from" in saves.notes[0]
+    assert "in float64, and by 5.0e-03 in float32, whose rounding this model magnifies" in made.notes[-1]
+    unwritten = report({**told, "written": None})
+    assert unwritten.next_command == "manyheads prune --heads 0:0 --form compact --output smaller"  # no path of ours
 
 
 def test_gates_choose_too(capsys, here, llama) -> None:

@@ -13,6 +13,7 @@ from manyheads.heads.address import (
     check_heads,
     format_head,
     format_heads,
+    format_numbers,
     parse_head,
     parse_heads,
     parse_staged,
@@ -39,8 +40,37 @@ def test_a_list_is_a_dictionary_by_layer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "heads"),
+    [
+        ("0:0-2", {0: (0, 1, 2)}),
+        ("0:3-3", {0: (3,)}),
+        ("0:0-2,5;4:7", {0: (0, 1, 2, 5), 4: (7,)}),
+        ("0:5, 0 - 2 , 7-8", {0: (0, 1, 2, 5, 7, 8)}),
+    ],
+)
+def test_ranges_have_both_ends(text: str, heads: dict[int, tuple[int, ...]]) -> None:
+    assert parse_heads(text) == heads
+    assert parse_heads(format_heads(heads, short=True)) == heads
+    assert parse_heads(";".join(f"{layer}:{format_numbers(heads[layer], between=', ')}" for layer in heads)) == heads
+
+
+def test_three_in_a_row_are_written_as_a_range() -> None:
+    assert format_numbers((5, 0, 1, 2, 7, 8)) == "0-2,5,7,8"
+    assert format_heads({3: (0, 1, 2), 0: (1, 2)}, stage="cross", short=True) == "cross/0:1,2;cross/3:0-2"
+    assert parse_staged("cross/0:0-2;encoder/1:4") == {"cross": {0: (0, 1, 2)}, "encoder": {1: (4,)}}
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("0:3-1", "the range 3-1 runs backwards; expected 1-3"),
+        ("0:0-999999999", "no model has a layer or head 999999..."),
+        ("0:0-99999", "0-99999 are 100,000 heads, and no layer has as many"),
+        ("0:0-2,1", "0:1 twice"),
+        ("0:-1", "not a list"),
+        ("0:1-", "not a list"),
+        ("0:1-2-3", "not a list"),
+        ("L0H1-3", "not a list"),
         ("0:1,3;0:1", "0:1 twice"),
         ("0:1,1", "0:1 twice"),
         ("", "not a list"),
@@ -87,4 +117,6 @@ def test_what_is_written_is_read_back(heads: list[Head]) -> None:
         assert parse_head(format_head(head)) == parse_head(format_head(head, short=True)) == head
     alike = [head for head in heads if head.stage == heads[0].stage]
     grouped = by_layer(alike)
-    assert parse_heads(format_heads(grouped, stage=heads[0].stage), stage=heads[0].stage) == grouped
+    for short in (False, True):
+        text = format_heads(grouped, stage=heads[0].stage, short=short)
+        assert parse_heads(text, stage=heads[0].stage) == grouped

@@ -90,7 +90,13 @@ def refused(capsys, model: Path, *words: object, status: int = 2) -> str:
         ("0:1;L0H1", "names head 0:1 twice"),
         ("0:1;", "is not a list of heads"),
         ("0:1,,2", "is not a list of heads"),
-        ("0:0-3", "is not a list of heads"),
+        ("0:0-", "is not a list of heads"),
+        ("0:3-1", "the range 3-1 runs backwards; expected 1-3"),
+        ("0:0-4", "there is no head 4; layer 0 has 4 heads, 0 to 3"),
+        ("0:0-99999", "0-99999 are 100,000 heads, and no layer has as many"),
+        ("0:0-999999999", "no model has a layer or head 999999..."),
+        ("9:0-9999", "there is no layer 9; the model has 2 layers, 0 to 1"),
+        ("0:0-2,1", "names head 0:1 twice"),
         ("0:1\n1:2", "is not a list of heads"),
         ("0:" + "9" * 5000, "no model has a layer or head 999999..."),
         ("x" * 5000, "is not a list of heads"),
@@ -111,12 +117,14 @@ def test_budgets_that_cannot_be_met(capsys, here, llama, budget: str) -> None:
     words = ("prune", llama, f"--budget={budget}", "--text", "t.txt", "--tokens", 100, "--rounds", 1, "--output", "out")
     line = refused(capsys, llama, *words)
     assert f"--budget {budget!r}" in line
-    assert "expected from 1 to 7" in line or "is not a number of heads" in line
+    assert "expected from 1 to 6: one of each layer stays" in line or "is not a number of heads" in line
 
 
 def test_a_budget_that_would_empty_a_layer(capsys, here, llama) -> None:
     line = refused(capsys, llama, "prune", llama, "--budget", 7, "--text", "t.txt", "--tokens", 100, "--rounds", 1)
-    assert "a budget of 7 heads cannot be met: between 1 and 6 can go" in line
+    assert "--budget '7' is 7 of 8 heads; expected from 1 to 6: one of each layer stays" in line
+    line = refused(capsys, llama, "prune", llama, "--budget", 5, "--whole-groups")
+    assert "--budget '5' is 5 of 8 heads; expected from 2 to 4 in groups of 2: one of each layer stays" in line
 
 
 @pytest.mark.parametrize("penalty", ["0", "-1", "nan", "inf", "1e400", "x"])

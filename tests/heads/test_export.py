@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +167,7 @@ def test_prunings_compose_through_files_by_original_numbers(saved, tmp_path: Pat
     done = export(tmp_path / "one", {1: (1, 2), 0: (5,)}, tmp_path / "two", form="compact")
     kept = {row["layer"]: row["kept"] for row in json.loads((tmp_path / "two" / "pruning.json").read_text())["layers"]}
     assert kept == {0: [0, 2, 3, 4], 1: [0, 4, 5]}
-    assert [str(head) for head in done.plan.again] == ["decoder/1:2"]
+    assert [str(head) for head in done.plan.again] == ["1:2"]
     heads = {0: (1, 5), 1: (1, 2, 3)}
     assert close(logits_of(load_pruned(tmp_path / "two").model), masked(model, heads))
     with pytest.raises(ConversionError, match="removes nothing"):
@@ -204,6 +206,61 @@ def test_what_stands_beside_the_weights(tmp_path: Path) -> None:
     assert told["removed_now"] == [["decoder", 0, 0], ["decoder", 0, 1], ["decoder", 1, 2], ["decoder", 1, 3]]
     assert "0:0,1;1:2,3" in (tmp_path / "out" / "README.md").read_text()
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("a b")["input_ids"]
+
+
+def test_the_model_is_called_what_its_user_calls_it(tmp_path: Path) -> None:
+    """A GGUF file is written on from a folder in the cache, of which nobody knows the name."""
+    folder = tiny_models.save("llama", tmp_path / "src")
+    found = load_model(locate(str(folder)), open_model(folder).stack)
+    shutil.copytree(folder, tmp_path / "cache" / "0a1b2c-transformers-5.0.0")
+    kept = replace(found, kept=str(tmp_path / "cache" / "0a1b2c-transformers-5.0.0"))
+    named = tmp_path / "named" / "My-Model.Q8_0.gguf"
+    named.parent.mkdir()
+    named.write_bytes(b"GGUF")
+    export(named, {0: (0, 1), 1: (2, 3)}, tmp_path / "out", loaded=kept)
+    card, told = ((tmp_path / "out" / name).read_text() for name in ("README.md", "pruning.json"))
+    assert card.startswith("# My-Model.Q8_0 without some of its attention heads")
+    assert json.loads(told)["model"] == "My-Model.Q8_0"
+    assert "0a1b2c" not in card + told
+    export(folder, {0: (0, 1), 1: (2, 3)}, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "pruning.json").read_text())["model"] == "src"
+
+
+def test_zeros_are_not_told_as_a_gain(saved, tmp_path: Path) -> None:
+    folder, _ = saved("llama")
+    same = export(folder, {0: (0, 1)}, tmp_path / "same", form="compact")
+    less = export(folder, {0: (0, 1, 2)}, tmp_path / "less", form="compact")
+    assert same.tensor_bytes == same.before_bytes > less.tensor_bytes
+    said = "Zeros stand where these heads were: nothing is smaller."
+    assert said in (tmp_path / "same" / "README.md").read_text()
+    assert said not in (tmp_path / "less" / "README.md").read_text()
+    assert repr(less) == (
+        f"Exported(3 heads removed, compact form in {tmp_path / 'less'}: {less.tensor_bytes:,} of {less.before_bytes:,} bytes "
+        f"of weights, {less.cache_bytes} of {less.cache_before_bytes} bytes of cache a token)"
+    )
+
+
+def test_the_difference_in_float32_is_told_where_float64_decided(saved, tmp_path: Path, monkeypatch: Any) -> None:
+    folder, _ = saved("llama")
+    found = iter([(3e-3, 2.0), (0.0, 2.0)])  # a model that magnifies float32's rounding
+    monkeypatch.setattr(exporting, "_apart", lambda *_: next(found))
+    done = export(folder, {0: (0, 1, 2)}, tmp_path / "out")
+    assert (done.checked, done.difference, done.float32_difference) == ("float64", 0.0, 3e-3)
+    check = json.loads((tmp_path / "out" / "pruning.json").read_text())["check"]
+    assert (check["in"], check["largest_difference"], check["largest_difference_float32"]) == ("float64", 0.0, 3e-3)
+    assert "0.0e+00 in float64 and 3.0e-03 in float32" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_python_callers_are_told_arguments(saved, tmp_path: Path) -> None:
+    folder, _ = saved("olmo2")
+    with pytest.raises(ConversionError, match=r'valid: form="padded" \(--form padded\)'):
+        export(folder, {0: (0,)}, tmp_path / "out", form="compact")
+    folder, _ = saved("jamba")
+    with pytest.raises(CheckpointError) as caught:
+        export(folder, {1: (0,)}, tmp_path / "out")
+    assert "is not understood" in str(caught.value)
+    assert "heads of attention that is not understood cannot be removed" in str(caught.value)
+    assert "--assume" not in str(caught.value)
 
 
 def test_types_are_kept(tmp_path: Path) -> None:

@@ -91,6 +91,24 @@ def test_too_few_steps_are_said_not_to_have_come_to_rest() -> None:
     assert found.convergence.drift < -0.18  # 1% of 18 heads
 
 
+def test_a_few_steps_cannot_have_come_to_rest() -> None:
+    """From 2 to -ln 11, where a gate is 0, is 4.4: 22 steps of 0.1 go half the way, however high the price or low."""
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    early, late = (train_gates(model, [ids], penalty=100.0, steps=steps) for steps in (21, 60))
+    still = train_gates(
+        model, [ids], penalty=0.0, steps=8, metric=lambda out, _: out.logits.square().mean() * 0
+    ).convergence
+    for found in (early.convergence, still):
+        assert not found.converged
+        assert "less than half the way to closed (at least 22 expected)" in found.text
+    assert (still.undecided, still.drift) == (0, 0)
+    assert not early.closed()
+    assert early.convergence.more.endswith("try 279 steps more: steps=300 (--steps 300)")
+    assert "half the way" not in late.convergence.text
+    assert repr(late).startswith("Gates(18 of 18 heads closed at a penalty of 100 a head, ")
+    assert "\n" not in repr(late)
+
+
 @pytest.mark.parametrize("name", ["t5", "whisper", "bert-masked-lm", "gemma2", "jamba"])
 def test_every_family_has_gates(name: str) -> None:
     model, batch = build(name), inputs(name)

@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 import tiny_transformers as tiny  # noqa: E402
 from manyheads.errors import BackendError, ConversionError, ManyheadsError  # noqa: E402
+from manyheads.heads.ablation import without  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.plan import head_counts, make_plan, units  # noqa: E402
 from manyheads.heads.prune import describe, mask, prune  # noqa: E402
@@ -96,8 +97,8 @@ def test_sets_compose_by_original_numbers() -> None:  # case O71
     one, two = tiny.build("gpt2"), tiny.inputs("gpt2")
     prune(model, {0: (1,), 1: (2, 3)})
     done = prune(model, {0: (4,), 1: (1, 2)})
-    assert done.plan.new == (Head(0, 4, "decoder"), Head(1, 1, "decoder"))
-    assert done.plan.again == (Head(1, 2, "decoder"),)
+    assert done.plan.new == (Head(0, 4), Head(1, 1))
+    assert done.plan.again == (Head(1, 2),)
     kept = {layer: heads.kept for _, layer, heads in done.pruning.layers}
     assert kept == {0: (0, 2, 3, 5), 1: (0, 4, 5)}
     prune(one, {0: (1, 4), 1: (1, 2, 3)})
@@ -156,6 +157,38 @@ def test_t5_loses_the_same_heads_in_all_layers_of_a_stack(name: str) -> None:
     assert (tiny.logits(model, batch) - wanted).abs().max() <= tolerance(wanted)
     with pytest.raises(ConversionError, match="share one table of position biases"):
         prune(model, {next(iter(counts)): {0: (0,)}})
+
+
+def test_what_is_named_can_be_looked_at_on_the_whole_model() -> None:
+    """The plan names heads as `without` and all the others do: without a stage where there is one stack."""
+    for name, heads in (("llama", {1: (2,)}), ("bert-masked-lm", {1: (2,)}), ("whisper", {"cross": {1: (2,)}})):
+        model, whole, batch = tiny.build(name), tiny.build(name), tiny.inputs(name)
+        done = prune(model, heads)
+        with without(whole, done.plan.new):
+            wanted = tiny.logits(whole, batch)
+        assert (tiny.logits(model, batch) - wanted).abs().max() <= tolerance(wanted)
+    assert tuple(done.plan.new) == (Head(1, 2, "cross"),)
+    again = prune(tiny.build("llama"), [Head(0, 1, "decoder")]).plan.new
+    assert again == (Head(0, 1),)
+
+
+def test_zeros_in_place_of_heads_are_told_and_what_would_save_something() -> None:
+    """3 layers of 2 groups of 3; q and o of a head are 2 · 10 · 36 elements."""
+    model = tiny.build("llama")
+    first = prune(model, {0: (0, 1), 1: (5,)})
+    assert (first.zeros, first.saved_elements, first.pruning.form) == (3, 0, "padded")
+    assert "nothing is smaller" in first.note
+    assert "the least that would save something: 0:2 too" in first.note
+    assert repr(first) == "Pruned(3 heads removed: 0:0,1;1:5; 0 of 38,044 elements saved, 3 heads of zeros)".replace(
+        "38,044", f"{sum(parameter.numel() for parameter in model.parameters()):,}"
+    )
+    second = prune(model, {0: (2,)})
+    assert (second.zeros, second.saved_elements, second.note) == (1, 2 * 3 * 360 + 2 * 360, "")
+    other = prune(tiny.build("llama"), {0: (0,)})  # one query of the other group would leave both two
+    assert "0:5 too, or 0:1,2 too for a whole group" in other.note
+    assert prune(tiny.build("llama"), {0: (0, 5)}).saved_elements == 2 * 2 * 360
+    alone = prune(tiny.build("llama", num_attention_heads=1, num_key_value_heads=1), {0: (0,)})
+    assert "a layer that loses all of its heads keeps one, as zeros" in alone.note
 
 
 def _state(model: Any) -> tuple[dict[str, Any], str]:
@@ -220,7 +253,7 @@ def test_units_are_heads_or_the_queries_of_a_key_value_head() -> None:
     assert len(units(held, whole_groups=False)) == 18
     grouped = units(held, whole_groups=True)
     assert len(grouped) == 6
-    assert grouped[Head(2, 3, "decoder")] == tuple(Head(2, head, "decoder") for head in (3, 4, 5))
+    assert grouped[Head(2, 3)] == tuple(Head(2, head) for head in (3, 4, 5))
 
 
 def test_a_module_for_each_head_goes_with_its_head() -> None:

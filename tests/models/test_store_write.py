@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,22 @@ def test_transformers_loads_what_is_written(name: str, shard_bytes: int, tmp_pat
     assert (len(written.files) == 1) == (shard_bytes == 10**9)
     assert torch.equal(logits(again(name, tmp_path / "b"), inputs(name)), logits(model, inputs(name)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of another kind")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+@pytest.mark.parametrize("shard_bytes", [10**9, 40_000])
+def test_files_can_be_read_by_whom_the_umask_says(mask: int, mode: int, shard_bytes: int, tmp_path: Path) -> None:
+    model = save("llama", tmp_path / "a")
+    before = os.umask(mask)
+    try:
+        with open_store(tmp_path / "a") as store:
+            write_store(
+                tmp_path / "b", store, config=model.config.to_dict(), shard_bytes=shard_bytes, beside={"x.txt": b"x"}
+            )
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "b").iterdir()} == {mode}
 
 
 def test_bytes_do_not_depend_on_shards(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from manyheads.cli import quantities
-from manyheads.cli.common import add_json, add_seed, emit, need, progress
+from manyheads.cli.common import add_json, add_seed, emit, need, timed
 from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
 
@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model(parser, runs=True)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--heads", metavar="HEADS", default="", help='heads to remove: "0:1,3;5:2" is layer:head,head;layer:head'
+        "--heads", metavar="HEADS", default="", help='heads to remove: "0:1,3;5:0-2" is layer:head,head;layer:head-head'
     )
     which.add_argument(
         "--budget", metavar="N", default="", help="remove the N heads that matter least; 20%% for a share of all"
@@ -104,9 +104,10 @@ def run(options: argparse.Namespace) -> int:
     request = Request(
         model, reading, heads=options.heads, budget=options.budget, method=GATES if options.gates else options.by,
         penalty=penalty, whole_groups=options.whole_groups, output=options.output, form=options.form,
-        compare_init=options.compare_init, revision=options.revision, device=options.device, seed=options.seed, **numbers,
+        compare_init=options.compare_init, revision=options.revision, device=options.device, seed=options.seed,
+        named=bool(options.model), **numbers,
     )  # fmt: skip
-    told = pruning(request, say=progress)
+    told = pruning(request, say=timed())
     options.output = None  # it named a folder for the model; the report itself goes to stdout
     emit(report(told), options)
     return 0

@@ -2,6 +2,7 @@
 
     parse_head("17:3") == parse_head("L17H3") == Head(17, 3)
     parse_heads("0:1,3;5:2") == {0: (1, 3), 5: (2,)}
+    parse_heads("0:0-2,5") == {0: (0, 1, 2, 5)}
 
 Models with an encoder and a decoder have several attentions of the same layer number; there a stage goes before the
 address: "encoder/2:5", "decoder/2:5", "cross/2:5". Other models of several stacks name them as their parts:
@@ -11,6 +12,7 @@ address: "encoder/2:5", "decoder/2:5", "cross/2:5". Other models of several stac
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, NamedTuple, TypeAlias
@@ -18,15 +20,17 @@ from typing import Any, NamedTuple, TypeAlias
 from manyheads.checkpoints.files import shown
 from manyheads.errors import ManyheadsError
 
-__all__ = ["Head", "Heads", "addresses", "by_layer", "check_heads", "format_head", "format_heads", "parse_head",
-           "parse_heads", "parse_staged"]  # fmt: skip
+__all__ = ["Head", "Heads", "addresses", "by_layer", "check_heads", "format_head", "format_heads", "format_numbers",
+           "parse_head", "parse_heads", "parse_staged"]  # fmt: skip
 
 _STAGE = r"(?:(?P<stage>(?!\d)[^\s/:;,]{1,100})/)?"
 _ONE = re.compile(_STAGE + r"(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))")
-_LAYER = re.compile(_STAGE + r"(?P<layer>\d+):(?P<heads>\d+(?:\s*,\s*\d+)*)")
+_SOME = r"\d+(?:\s*-\s*\d+)?"
+_LAYER = re.compile(_STAGE + rf"(?P<layer>\d+):(?P<heads>{_SOME}(?:\s*,\s*{_SOME})*)")
+_MOST_HEADS = 10_000  # of a range, which is written out
 _VALID = 'valid: "17:3" or "L17H3", and "cross/17:3" where a model has several stacks'
 _VALID_HEADS = 'valid: "0:1,3;5:2", {0: (1, 3)}, {"cross": {0: (1, 3)}}, or addresses such as Head(0, 1)'
-_VALID_LIST = 'valid: layer:head,head;layer:head, such as "0:1,3;5:2", or "L0H1;L5H2"'
+_VALID_LIST = 'valid: layer:head,head;layer:head, such as "0:1,3;5:2", "0:0-2,5" or "L0H1;L5H2"'
 
 
 class Head(NamedTuple):
@@ -104,9 +108,11 @@ def parse_head(text: str) -> Head:
 
 
 def parse_heads(text: str, *, stage: str = "") -> dict[int, tuple[int, ...]]:
-    """The heads of a list such as "0:1,3;5:2", by layer, both ascending; all of `stage` (addresses may leave it out).
+    """The heads of a list such as "0:1,3;5:2" or "0:0-2,5", by layer, both ascending; all of `stage` (addresses may leave it
+    out). A range has both of its ends.
 
-    Raises ManyheadsError for text that is no such list, for a head that is named twice, and for heads of other stages.
+    Raises ManyheadsError for text that is no such list, for a head that is named twice, for a range that runs backwards or
+    is longer than any layer, and for heads of other stages.
     """
     found = parse_staged(text, stage=stage)
     other = sorted(name for name in found if name != stage)
@@ -126,14 +132,15 @@ def parse_staged(text: str, *, stage: str = "") -> dict[str, dict[int, tuple[int
         if layer is not None:
             place = layer["stage"] or stage
             number = _number(layer["layer"], text)
-            heads += [Head(number, _number(word, text), place) for word in layer["heads"].split(",")]
+            heads += [Head(number, each, place) for word in layer["heads"].split(",") for each in _range(word, text)]
             continue
         for word in part.split(","):
             if _ONE.fullmatch(word.strip()) is None:
                 raise ManyheadsError(f"{shown(text)} is not a list of heads (at {shown(word.strip())}); {_VALID_LIST}")
             one = parse_head(word)
             heads.append(one if one.stage else one._replace(stage=stage))
-    twice = next((head for head in heads if heads.count(head) > 1), None)
+    counts = Counter(heads)
+    twice = next((head for head in heads if counts[head] > 1), None)
     if twice is not None:
         raise ManyheadsError(f"{shown(text)} names head {format_head(twice)} twice; expected each once")
     return {
@@ -157,14 +164,27 @@ def format_head(head: tuple[int, int] | Head, *, short: bool = False) -> str:
     return f"{stage[0]}/{text}" if stage and stage[0] else text
 
 
-def format_heads(heads: Mapping[int, Sequence[int]], *, stage: str = "") -> str:
-    """ "0:1,3;5:2": what `parse_heads` reads; layers without heads are left out."""
+def format_heads(heads: Mapping[int, Sequence[int]], *, stage: str = "", short: bool = False) -> str:
+    """ "0:1,3;5:2": what `parse_heads` reads; layers without heads are left out. `short`: three or more in a row as "0-2"."""
     begin = f"{stage}/" if stage else ""
     return ";".join(
-        f"{begin}{layer}:{','.join(str(head) for head in sorted(heads[layer]))}"
+        f"{begin}{layer}:{format_numbers(heads[layer]) if short else ','.join(map(str, sorted(heads[layer])))}"
         for layer in sorted(heads)
         if heads[layer]
     )
+
+
+def format_numbers(numbers: Iterable[int], *, between: str = ",") -> str:
+    """ "0-2,5,7": three or more in a row as a range."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return between.join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else between.join(map(str, run)) for run in runs
+    )  # fmt: skip
 
 
 def check_heads(heads: Mapping[int, Sequence[int]], counts: Sequence[int], *, stage: str = "") -> None:
@@ -173,7 +193,7 @@ def check_heads(heads: Mapping[int, Sequence[int]], counts: Sequence[int], *, st
     for layer in heads:
         if not 0 <= layer < len(counts):
             raise ManyheadsError(
-                f"{begin}{format_heads({layer: heads[layer]})}: there is no layer {layer}; the model has "
+                f"{begin}{format_heads({layer: heads[layer]}, short=True)}: there is no layer {layer}; the model has "
                 f"{len(counts)} layers, 0 to {len(counts) - 1}"
             )
         for head in heads[layer]:
@@ -182,6 +202,18 @@ def check_heads(heads: Mapping[int, Sequence[int]], counts: Sequence[int], *, st
                     f"{begin}{layer}:{head}: there is no head {head}; layer {layer} has {counts[layer]} heads, "
                     f"0 to {counts[layer] - 1}"
                 )
+
+
+def _range(word: str, text: str) -> range:
+    """The heads that "3" or "0-2" stands for."""
+    first, _, last = word.partition("-")
+    low = _number(first, text)
+    high = _number(last, text) if last else low
+    if high < low:
+        raise ManyheadsError(f"{shown(text)}: the range {low}-{high} runs backwards; expected {high}-{low}")
+    if high - low >= _MOST_HEADS:
+        raise ManyheadsError(f"{shown(text)}: {low}-{high} are {high - low + 1:,} heads, and no layer has as many")
+    return range(low, high + 1)
 
 
 def _number(digits: str, text: str) -> int:

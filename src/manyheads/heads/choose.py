@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,8 +21,10 @@ from torch import Tensor
 from manyheads.checkpoints.pruned import LayerHeads
 from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.address import Head
+from manyheads.heads.change import Change, loss_change
 from manyheads.heads.metrics import Metric
-from manyheads.heads.plan import main_stage, now_held, units
+from manyheads.heads.pace import Pace
+from manyheads.heads.plan import main_stage, now_held, stage_name, units
 from manyheads.heads.prune import Described, describe, mask
 
 __all__ = [
@@ -33,7 +36,18 @@ __all__ = [
     "compare_with_init",
     "fresh",
     "losses",
+    "room_for",
 ]
+
+_HOW = {
+    "first-order": "first-order importance",
+    "zero": "ablation to zero",
+    "mean": "ablation to the mean",
+    "resample": "ablation to another text's output",
+}
+
+if TYPE_CHECKING:
+    from manyheads.heads.gates import Gates
 
 Batches = Sequence[Mapping[str, Any] | Tensor | Sequence[int]]
 Say = Callable[[str], None]
@@ -56,16 +70,17 @@ class InitComparison:
             named by hand
     """
 
-    trained: float
-    trained_without: float
-    init: float
-    init_without_same: float
-    init_without_own: float | None
+    trained: Change
+    same: Change
+    own: Change | None
     seed: int
 
 
-def budget_heads(text: str, total: int) -> int:
-    """The number of heads that "12" or "20%" means of `total`. Raises ManyheadsError, one line, for anything else."""
+def budget_heads(text: str, total: int, *, least: int = 1, most: int = 0, what: str = "heads") -> int:
+    """The number of heads that "12" or "20%" means of `total`, of which `least` to `most` can go (0: all but one).
+
+    Raises ManyheadsError, one line, for anything else; `what` can go is said there.
+    """
     found = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,6}))?\s*(%?)", text.strip())
     if found is None or (found[2] and not found[3]):
         raise ManyheadsError(f"--budget {text!r} is not a number of heads; valid: 12, or a share of them such as 20%")
@@ -74,9 +89,30 @@ def budget_heads(text: str, total: int) -> int:
     else:
         digits = found[2] or ""
         heads = int(found[1] + digits) * total // (100 * 10 ** len(digits))
-    if not 1 <= heads < total:
-        raise ManyheadsError(f"--budget {text!r} is {heads} of {total} heads; expected from 1 to {total - 1}")
+    if not least <= heads <= (most or total - 1):
+        more = f"{'' if what == 'heads' else f' in {what}'}: one of each layer stays" if most else ""
+        raise ManyheadsError(
+            f"--budget {text!r} is {heads} of {total} heads; expected from {least} to {most or total - 1}{more}"
+        )
     return heads
+
+
+def room_for(held: Mapping[tuple[str, int], LayerHeads], *, whole_groups: bool = False) -> tuple[int, int, str]:
+    """The fewest and the most heads that can go so that one head or group of each attention stays, and in what: "heads" or
+    "groups of 3".
+
+    Raises ManyheadsError where no whole group can go.
+    """
+    sizes = [
+        [len(unit) for unit in units({place: each}, whole_groups=whole_groups).values()] for place, each in held.items()
+    ]
+    smallest = min((size for each in sizes for size in each), default=0)
+    most = sum(sum(each) - max(each, default=0) for each in sizes)
+    if whole_groups and most < smallest:
+        raise ManyheadsError(
+            "no whole group can go: one of each layer stays, and no layer has two key/value heads; valid: single heads"
+        )
+    return smallest, most, f"groups of {smallest}" if whole_groups else "heads"
 
 
 def choose(
@@ -95,41 +131,33 @@ def choose(
     """
     known = describe(model)
     held = now_held(known.stated, known.before)
-    can = units(held, whole_groups=whole_groups)
-    smallest = min((len(unit) for unit in can.values()), default=0)
-    most = sum(len(unit) for unit in can.values()) - sum(_largest(can, place) for place in held)
-    if whole_groups and most < smallest:
-        raise ManyheadsError(
-            "no whole group can go: one of each layer stays, and no layer has two key/value heads; valid: single heads"
-        )
+    smallest, most, what = room_for(held, whole_groups=whole_groups)
     if not smallest <= budget <= most:
-        what = f"groups of {smallest}" if whole_groups else "heads"
         raise ManyheadsError(
             f"a budget of {budget} heads cannot be met: between {smallest} and {most} can go, in {what}, where one of each "
             "layer stays"
         )
+    can = units(held, whole_groups=whole_groups)
     gone: list[Head] = []
     asked = 0
     while len(gone) + smallest <= budget:
         share = max(math.ceil((budget - len(gone)) / max(rounds - asked, 1)), smallest)
+        say(f"round {asked + 1}: {_HOW.get(method, method)} of {sum(map(len, can.values())) - len(gone):,} heads")
         scores = _scores(
-            model, known, gone, batches, method, whole_groups=whole_groups, by_layer=by_layer, metric=metric
+            model, known, gone, batches, method, whole_groups=whole_groups, by_layer=by_layer, metric=metric, say=say
         )
         asked += 1
-        new = _least(can, held, scores, gone, min(share, budget - len(gone)))
+        new = _least(can, scores, gone, min(share, budget - len(gone)))
         if not new:
             break
         gone += new
         say(f"round {asked}: {len(gone)} of {budget} heads go")
-    return Choice(tuple(sorted(gone)), f"greedy by {method} importance", asked)
-
-
-def _largest(can: Mapping[Head, Sequence[Head]], place: tuple[str, int]) -> int:
-    return max((len(unit) for head, unit in can.items() if (head.stage, head.layer) == place), default=0)
+    return Choice(tuple(sorted(gone)), f"greedy by {_HOW[method]}", asked)
 
 
 def _scores(
     model: Any, known: Described, gone: Sequence[Head], batches: Batches, method: str, *, whole_groups: bool, by_layer: bool, metric: Metric | None,
+    say: Say,
 ) -> dict[Head, float]:  # fmt: skip
     """The importance of every working head by its original number, with the heads of `gone` masked; its share of that of
     its whole group where this was measured."""
@@ -138,15 +166,17 @@ def _scores(
     from manyheads.models.door import opened
 
     gates = [mask(model, gone)] if gone else []
+    counted = Pace(say).counted("passes")
     with opened(model, gates=gates):
         if whole_groups and method in METHODS:
-            found = ablation(model, batches, how=method, metric=metric, unit="group")
+            found = ablation(model, batches, how=method, metric=metric, unit="group", say=counted)
         else:
-            found = importance(model, batches, metric=metric, method=method)
+            found = importance(model, batches, metric=metric, method=method, say=counted)
     table = found.normalised() if by_layer else found.scores
+    held, main = now_held(known.stated, known.before), main_stage(known.stated)
     scores = {}
     for row, place in enumerate(found.places):
-        stage = place.stage or main_stage(known.stated)
+        stage = stage_name(held, place.stage or main)
         for number in place.numbers:
             together = 1 if found.unit == "head" else len(place.partners(number))
             scores[Head(place.layer, number, stage)] = float(table[row, number]) / together
@@ -154,17 +184,14 @@ def _scores(
 
 
 def _least(
-    can: Mapping[Head, Sequence[Head]], held: Mapping[tuple[str, int], LayerHeads], scores: Mapping[Head, float],
-    gone: Sequence[Head], room: int,
-) -> list[Head]:  # fmt: skip
+    can: Mapping[Head, Sequence[Head]], scores: Mapping[Head, float], gone: Sequence[Head], room: int
+) -> list[Head]:
     """The units of the least importance a head that fit into `room`; the last of an attention stays."""
-    left = {place: sum((u.stage, u.layer) == place and u not in gone for u in can) for place in held}
-    order = sorted(
-        (unit for unit in can if unit not in gone),
-        key=lambda unit: (sum(scores[head] for head in can[unit]) / len(can[unit]), unit),
-    )
+    before = set(gone)
+    there = [unit for unit in can if unit not in before]
+    left = Counter((unit.stage, unit.layer) for unit in there)
     new: list[Head] = []
-    for unit in order:
+    for unit in sorted(there, key=lambda unit: (sum(scores[head] for head in can[unit]) / len(can[unit]), unit)):
         place = (unit.stage, unit.layer)
         if len(new) + len(can[unit]) <= room and left[place] > 1:
             left[place] -= 1
@@ -172,36 +199,22 @@ def _least(
     return new
 
 
-def closed_by_gates(model: Any, gates: Any) -> Choice:
+def closed_by_gates(gates: Gates) -> Choice:
     """The heads that trained gates (`heads.gates.train_gates`) closed, by their original numbers.
 
-    Raises ManyheadsError where none is closed.
+    Raises ManyheadsError where none is closed, and says whether they had the time to.
     """
-    main = main_stage(describe(model).stated)
-    found = [head._replace(stage=head.stage or main) for head in gates.closed()]
+    found = gates.closed()
     if not found:
-        raise ManyheadsError(
-            f"no gate closed at a penalty of {gates.penalty:g} a head, so nothing would go; a higher one closes more"
-        )
+        said = f"no gate closed at a penalty of {gates.penalty:g} a head, so nothing would go; "
+        raise ManyheadsError(said + (gates.convergence.more or "a higher penalty closes more"))
     return Choice(tuple(sorted(found)), f"gates at a penalty of {gates.penalty:g} ({gates.convergence.text})", 1)
 
 
 def losses(model: Any, batches: Batches, heads: Sequence[Head], *, metric: Metric | None = None) -> tuple[float, float]:
-    """The mean loss of `model` on `batches` as it is, and with `heads` masked."""
-    from manyheads.models.door import opened
-
-    whole = _loss(model, batches, metric)
-    with opened(model, gates=[mask(model, heads)], mode="eval"):
-        return whole, _loss(model, batches, metric)
-
-
-@torch.no_grad()
-def _loss(model: Any, batches: Batches, metric: Metric | None) -> float:
-    from manyheads.heads.metrics import as_batches, measured, metric_of
-
-    found = [measured(model, batch, metric_of(model, batch, metric)) for batch in as_batches(model, batches)]
-    weight = math.fsum(count for _, count in found)
-    return math.fsum(float(value) * count for value, count in found) / weight
+    """The mean loss of `model` on `batches` as it is, and with `heads` masked; `heads.change.loss_change` has an interval."""
+    found = loss_change(model, batches, heads, metric=metric)
+    return found.before, found.after
 
 
 def fresh(model: Any, *, seed: int = 0) -> Any:
@@ -223,16 +236,17 @@ def fresh(model: Any, *, seed: int = 0) -> Any:
 
 def compare_with_init(
     model: Any, judged: Batches, heads: Sequence[Head], *, again: Callable[[Any], Sequence[Head]] | None = None,
-    seed: int = 0, metric: Metric | None = None, say: Say = lambda _: None,
+    trained: Change | None = None, seed: int = 0, metric: Metric | None = None, say: Say = lambda _: None,
 ) -> InitComparison:  # fmt: skip
     """The pruning repeated on the same architecture at initialisation, nothing trained afterwards.
 
-    judged  the text that losses are measured on
-    again   chooses heads on a model, as they were chosen on this one; None where they were named by hand
+    judged   the text that losses are measured on
+    again    chooses heads on a model, as they were chosen on this one; None where they were named by hand
+    trained  what was measured of `model` itself, None: it is measured here
     """
-    say("measuring the model, and the same architecture at initialisation")
-    trained = losses(model, judged, heads, metric=metric)
+    trained = trained or loss_change(model, judged, heads, metric=metric)
+    say("the same architecture at initialisation")
     new = fresh(model, seed=seed)
-    untrained = losses(new, judged, heads, metric=metric)
-    own = losses(new, judged, again(new), metric=metric)[1] if again is not None else None
-    return InitComparison(*trained, *untrained, own, seed)
+    same = loss_change(new, judged, heads, metric=metric)
+    own = loss_change(new, judged, again(new), metric=metric) if again is not None else None
+    return InitComparison(trained, same, own, seed)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from manyheads.checkpoints.files import shown_path
-from manyheads.checkpoints.locate import locate
+from manyheads.checkpoints.locate import Located, locate
 from manyheads.checkpoints.pruned import Pruning, read_pruning
 from manyheads.checkpoints.reading import open_model
 from manyheads.cost.dtypes import dtype as format_of
@@ -30,9 +30,10 @@ from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
 from manyheads.heads.address import Heads, format_heads
 from manyheads.heads.folder import appearing, check_folder, folder_of
-from manyheads.heads.forms import AUTO, Form, choose_form, stated_stack
+from manyheads.heads.forms import AUTO, Form, about_removing, choose_form, stated_stack
 from manyheads.heads.plan import Plan, make_plan
 from manyheads.heads.prune import PrunedWeights, by_stage, mask
+from manyheads.heads.saving import is_smaller
 from manyheads.heads.trial import logits_of
 from manyheads.models.door import opened
 from manyheads.models.door_attentions import find_attentions
@@ -71,7 +72,7 @@ class Exported:
     cache_bytes       of one token more in one sequence, in the stored type; `cache_before_bytes`: as it was
     difference        the largest difference from the logits of the masked model, None where it was not checked;
                       `logits_size`: the largest of those; `checked`: in "float32", or in "float64" where the model
-                      magnifies float32's rounding
+                      magnifies float32's rounding; `float32_difference`: that in float32 in any case, which a user sees
     """
 
     folder: Path
@@ -86,6 +87,12 @@ class Exported:
     difference: float | None
     logits_size: float | None
     checked: str = ""
+    float32_difference: float | None = None
+
+    def __repr__(self) -> str:
+        told = f"{self.tensor_bytes:,} of {self.before_bytes:,} bytes of weights"
+        cache = f"{self.cache_bytes:,} of {self.cache_before_bytes:,} bytes of cache a token"
+        return f"Exported({len(self.plan.new)} heads removed, {self.form.name} form in {self.folder}: {told}, {cache})"
 
 
 def export(
@@ -114,13 +121,14 @@ def export(
     target = check_folder(folder, model=locate(text))
     loaded = loaded or _load(text, say)
     find_attentions(loaded.model)  # refuses, naming it, a model whose heads nobody could mask
+    name = _name_of(locate(text))
     with tempfile.TemporaryDirectory(prefix="manyheads-") as scratch:
         place = _folder_of(text, loaded, scratch, say)
         with open_store(place) as store:
             settings = dict(store.checkpoint.config or {})
-            plan, chosen = _chosen(store, settings, heads, form, place)
+            plan, chosen = _chosen(store, settings, heads, form, name)
             say(f"writing the {chosen.name} form: {chosen.why}")
-            return _write(store, plan, chosen, target, place, loaded if check else None, seed, say)
+            return _write(store, plan, chosen, target, (place, name), loaded if check else None, seed, say)
 
 
 def load_pruned(
@@ -141,7 +149,16 @@ def load_pruned(
 
 
 def _load(text: str, say: Say) -> Loaded:
-    return load_model(locate(text), open_model(text).stack, say=say)
+    with about_removing():
+        return load_model(locate(text), open_model(text).stack, say=say)
+
+
+def _name_of(model: Located) -> str:
+    """A model as its user knows it, wherever its files lie: a hub id, or the name of a folder or file."""
+    if model.kind == "hub":
+        return model.text
+    path = Path(os.path.abspath(folder_of(model) or model.text))
+    return shown_path(path.stem if model.kind == "gguf" else path.name)
 
 
 def _folder_of(text: str, loaded: Loaded, scratch: str, say: Say) -> str:
@@ -164,8 +181,7 @@ def _record(settings: Mapping[str, Any], source: str) -> Pruning | None:
     return read_pruning(settings, stated_stack(settings, source=source), source=source)
 
 
-def _chosen(store: Store, settings: Mapping[str, Any], heads: Heads, form: str, source: str) -> tuple[Plan, Form]:
-    where = shown_path(source)
+def _chosen(store: Store, settings: Mapping[str, Any], heads: Heads, form: str, where: str) -> tuple[Plan, Form]:
     plan = make_plan(stated_stack(settings, source=where), by_stage(heads), before=_record(settings, where))
     chosen = choose_form(plan, settings, asked=form, source=where)
     held = store.stack  # without the parts that its files leave out
@@ -176,8 +192,9 @@ def _chosen(store: Store, settings: Mapping[str, Any], heads: Heads, form: str, 
 
 
 def _write(
-    store: Store, plan: Plan, form: Form, target: Path, place: str, loaded: Loaded | None, seed: int, say: Say
+    store: Store, plan: Plan, form: Form, target: Path, source: tuple[str, str], loaded: Loaded | None, seed: int, say: Say
 ) -> Exported:  # fmt: skip
+    place, name = source
     with appearing(target) as part:
         written = write_store(
             part, PrunedWeights(store, store.stack, plan, form.pruning), config=form.settings,
@@ -188,10 +205,8 @@ def _write(
         if loaded is not None:
             say("comparing its logits with those of the masked model")
             found = _compared(found, part, plan, loaded, seed)
-        (part / REPORT_NAME).write_text(
-            json.dumps(_told(found, store.checkpoint.name), indent=2) + "\n", encoding="utf-8"
-        )
-        (part / CARD_NAME).write_text(_card(found, store.checkpoint.name), encoding="utf-8")
+        (part / REPORT_NAME).write_text(json.dumps(_told(found, name), indent=2) + "\n", encoding="utf-8")
+        (part / CARD_NAME).write_text(_card(found, name), encoding="utf-8")
     return found
 
 
@@ -229,7 +244,7 @@ def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int
     if loaded.model.dtype != torch.float32:
         raise ConversionError(f"the model is loaded in {loaded.model.dtype}, and logits are compared from float32 on")
     written = load_model(locate(str(part)), open_model(part).stack, device=str(loaded.model.device)).model
-    difference, size = _apart(loaded.model, written, plan, seed)
+    difference, size = seen, _ = _apart(loaded.model, written, plan, seed)
     checked = "float32"
     if not difference <= TOLERANCE * max(1.0, size) and loaded.model.device.type != "mps":  # which has no float64
         # A model that lost what it needs can magnify float32's rounding, and then two right answers differ by more.
@@ -244,7 +259,9 @@ def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int
             f"the {found.form.name} form gives logits that differ from the masked model's by up to {difference:.2e} (largest "
             f"{size:.1f}), more than {TOLERANCE:g} of them in {checked}; nothing was written"
         )
-    return replace(found, difference=difference, logits_size=size, checked=checked)
+    return replace(
+        found, difference=difference, logits_size=size, checked=checked, float32_difference=seen
+    )  # fmt: skip
 
 
 def _apart(model: Any, written: Any, plan: Plan, seed: int) -> tuple[float, float]:
@@ -267,11 +284,11 @@ def _told(found: Exported, name: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "model": name, "form": found.form.name, "why": found.form.why,
         "model_type": found.form.settings.get("model_type"), "architectures": found.form.settings.get("architectures"),
-        "removed_now": [[head.stage, head.layer, head.head] for head in found.plan.new], "layers": layers,
+        "removed_now": [[*found.plan.place(head), head.head] for head in found.plan.new], "layers": layers,
         "weight_bytes": {"before": found.before_bytes, "predicted": found.predicted_bytes, "written": found.tensor_bytes},
         "cache_bytes_a_token": {"before": found.cache_before_bytes, "after": found.cache_bytes},
         "check": {"largest_difference": found.difference, "largest_logit": found.logits_size, "tolerance": TOLERANCE,
-                  "in": found.checked},
+                  "in": found.checked, "largest_difference_float32": found.float32_difference},
     }  # fmt: skip
 
 
@@ -291,16 +308,23 @@ def _card(found: Exported, name: str) -> str:
         if found.form.name == "compact"
         else f'from transformers import {kind}\n\nmodel = {kind}.from_pretrained("path/to/this/folder")'
     )
-    checked = (
-        "It was not compared with the original."
-        if found.difference is None
-        else f"Its logits differ from those of {name} with these heads masked by at most {found.difference:.1e} in {found.checked}."
+    smaller = (
+        "" if is_smaller(found.plan, found.form.pruning) else " Zeros stand where these heads were: nothing is smaller."
     )
     return (
         f"# {name} without some of its attention heads\n\n"
         f"Removed (layer:head, numbered as in {name}): {removed_text(found.form.pruning)}\n\n"
-        f"Form: {found.form.name} ({found.form.why}). {checked} Weights: {found.tensor_bytes:,} bytes, "
+        f"Form: {found.form.name} ({found.form.why}).{smaller} {_checked(found, name)} Weights: {found.tensor_bytes:,} bytes, "
         f"{found.before_bytes:,} before; cache: {found.cache_bytes:,} bytes a token, {found.cache_before_bytes:,} before. "
         f"{REPORT_NAME} has the same for programs.\n\n```python\n{load}\n```\n\n"
         f"License and intended use are those of {name}. Written by manyheads.\n"
     )
+
+
+def _checked(found: Exported, name: str) -> str:
+    if found.difference is None:
+        return "It was not compared with the original."
+    told = f"Its logits differ from those of {name} with these heads masked by at most {found.difference:.1e} in {found.checked}"
+    if found.checked != "float32":
+        told += f" and {found.float32_difference:.1e} in float32, whose rounding this model magnifies"
+    return f"{told}."

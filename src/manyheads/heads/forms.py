@@ -8,7 +8,8 @@ compact  every layer as small as it can be: saves the most, and only `heads.expo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.kv import State
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["AUTO", "Form", "choose_form", "stated_stack", "uniform_settings"]
+__all__ = ["AUTO", "Form", "about_removing", "choose_form", "stated_stack", "uniform_settings"]
 
 AUTO = "auto"
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
@@ -43,6 +44,18 @@ class Form:
     why: str
 
 
+@contextmanager
+def about_removing() -> Iterator[None]:
+    """Errors of reading a model, without the advice how to price what is not understood: its heads cannot be removed."""
+    try:
+        yield
+    except CheckpointError as error:
+        said, advice, _ = str(error).partition(". `--assume full`")
+        if not advice:
+            raise
+        raise CheckpointError(f"{said}; heads of attention that is not understood cannot be removed") from None
+
+
 def stated_stack(settings: Mapping[str, Any], *, source: str) -> StackSpec:
     """What a configuration describes apart from its record of removed heads.
 
@@ -51,7 +64,8 @@ def stated_stack(settings: Mapping[str, Any], *, source: str) -> StackSpec:
     plain = {key: value for key, value in settings.items() if key != KEY}
     if text_part(plain)[0] is not plain:
         raise ConversionError(f"{source}: heads of the text part of a larger model are not removed here")
-    return read_config(plain, source=source).stack
+    with about_removing():
+        return read_config(plain, source=source).stack
 
 
 def choose_form(plan: Plan, settings: Mapping[str, Any], *, asked: str = AUTO, source: str = "config") -> Form:
@@ -68,14 +82,19 @@ def choose_form(plan: Plan, settings: Mapping[str, Any], *, asked: str = AUTO, s
     if asked == "compact":
         why = cannot_shrink(stated, plan.compact)
         if why:
-            raise ConversionError(f"{source}: no compact form: {why}; valid: --form padded")
+            raise ConversionError(f"{source}: no compact form: {why}; valid: {_named('padded')}")
         return _made("compact", plan.compact, plain, stated, "each layer keeps only what works; asked for")
     uniform, why_not = _uniform(plan, plain, stated)
     if uniform is not None and asked != "padded":
         return uniform
     if asked == "uniform":
-        raise ConversionError(f"{source}: no uniform form: {why_not}; valid: --form padded or compact")
+        raise ConversionError(f"{source}: no uniform form: {why_not}; valid: {_named('padded')} or {_named('compact')}")
     return _padded(plan, plain, stated, "asked for" if asked == "padded" else why_not)
+
+
+def _named(form: str) -> str:
+    """A form as callers and the command line name it."""
+    return f'form="{form}" (--form {form})'
 
 
 def _made(name: str, pruning: Pruning, settings: Mapping[str, Any], stated: StackSpec, why: str) -> Form:
@@ -89,7 +108,7 @@ def _padded(plan: Plan, settings: Mapping[str, Any], stated: StackSpec, why: str
     for stage, layer, heads in pruning.layers:
         if heads.slots and len(heads.slots) != _stated_heads(stated, stage, layer):
             raise ConversionError(
-                "its layers have different counts already, so zeros make no stock model; valid: --form compact"
+                f"no padded form: its layers have different counts already, which no stock class has; valid: {_named('compact')}"
             )
     return _made("padded", pruning, settings, stated, why)
 

@@ -41,6 +41,8 @@ Say = Callable[[int, int], None]
 
 _START = 2.0  # open with probability 0.97, and still moved by gradients
 _UNDECIDED = (0.1, 0.9)  # probabilities of being open between which a gate has not made up its mind
+_SHUT = -math.log(11)  # where a gate without noise is 0
+_STEPS = 300
 _LEAST_STEPS = 8  # to speak of a last quarter and the one before
 
 QUADRANTS = ("needed and kept", "kept", "needed", "neither")
@@ -49,13 +51,15 @@ QUADRANTS = ("needed and kept", "kept", "needed", "neither")
 @dataclass(frozen=True)
 class Convergence:
     """Whether training had come to rest: `undecided` gates are open with a probability between 0.1 and 0.9; `drift` is
-    how much the mean number of open heads in the last quarter of the steps differs from that in the quarter before."""
+    how much the mean number of open heads in the last quarter of the steps differs from that in the quarter before; `more`:
+    how many steps more are worth trying where it had not, "" where it had."""
 
     converged: bool
     undecided: int
     gates: int
     drift: float
     text: str
+    more: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +91,14 @@ class Gates:
     convergence: Convergence
     seconds: float
 
+    def __repr__(self) -> str:
+        closed, kept = len(self.closed()), len(self.kept())
+        return (
+            f"Gates({closed} of {closed + kept} heads closed at a penalty of {self.penalty:g} a head, "
+            f"{'' if self.convergence.converged else 'not '}converged; metric {self.baseline:.4f} -> {self.loss_without:.4f} "
+            f"without them; {self.seconds:.1f} s)"
+        )
+
     def closed(self) -> tuple[Head, ...]:
         """The heads whose gate is 0."""
         return self._where(self.values == 0)
@@ -104,7 +116,7 @@ def train_gates(
     batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
     *,
     penalty: float,
-    steps: int = 300,
+    steps: int = _STEPS,
     rate: float = 0.1,
     weight_rate: float = 0.0,
     per: Per = "head",
@@ -139,7 +151,7 @@ def train_gates(
         loss_without = _mean_loss(model, given, metric, _Fixed(places, (values > 0).to(values.dtype)))
     return Gates(
         a, values, open_probability(a), places, per, penalty, baseline, loss_with, loss_without, tuple(losses),
-        tuple(expected), _convergence(drawing, expected), time.perf_counter() - began,
+        tuple(expected), _convergence(drawing, expected, rate), time.perf_counter() - began,
     )  # fmt: skip
 
 
@@ -313,21 +325,34 @@ def _held(model: Any, weights: list[Tensor]) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _convergence(drawing: _Drawing, expected: Sequence[float]) -> Convergence:
+def _convergence(drawing: _Drawing, expected: Sequence[float], rate: float) -> Convergence:
     probabilities = open_probability(torch.cat([a.detach()[drawing.works[path] > 0] for path, a in drawing.a.items()]))
     low, high = _UNDECIDED
     undecided, gates = int(((probabilities > low) & (probabilities < high)).sum()), len(probabilities)
-    quarter = len(expected) // 4
+    steps, quarter = len(expected), len(expected) // 4
     last, before = expected[-quarter:], expected[-2 * quarter : -quarter]
     drift = sum(last) / quarter - sum(before) / quarter
     heads = int(sum(works.sum() for works in drawing.works.values()))
     most_undecided, most_drift = gates // 50, 0.01 * heads
-    converged = undecided <= most_undecided and abs(drift) <= most_drift
+    least = math.ceil(
+        (_START - _SHUT) / (2 * rate)
+    )  # Adam moves a number by about its rate a step: half the way to closed
+    converged = steps >= least and undecided <= most_undecided and abs(drift) <= most_drift
     text = (
         f"{undecided} of {gates} gates undecided (open with probability {low} to {high}; at most {most_undecided} expected), "
         f"{drift:+.2f} open heads from the third quarter to the last (at most {most_drift:.2f} either way expected)"
     )
-    return Convergence(converged, undecided, gates, drift, ("converged: " if converged else "not converged: ") + text)
+    if steps < least:
+        text += f", {steps} steps at a rate of {rate:g} move a gate less than half the way to closed (at least {least} expected)"
+    if converged:
+        return Convergence(converged, undecided, gates, drift, f"converged: {text}")
+    wanted = max(_STEPS, 2 * steps, 4 * least)
+    more = (
+        f"training had not come to rest after {steps} steps ({undecided} of {gates} gates undecided, {drift:+.2f} open heads "
+        f"from the third quarter to the last); try {wanted - steps} steps more: steps={wanted} "
+        f"(--steps {wanted})"
+    )
+    return Convergence(converged, undecided, gates, drift, f"not converged: {text}", more)
 
 
 def quadrants(gates: Gates, ablated: Importance, *, tolerance: float | None = None) -> dict[Head, str]:

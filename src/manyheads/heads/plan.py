@@ -19,7 +19,8 @@ from manyheads.spec.kv import State
 from manyheads.spec.positions import Alibi, RelativeBuckets
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["ByStage", "Plan", "cannot_shrink", "head_counts", "main_stage", "make_plan", "now_held", "units"]
+__all__ = ["ByStage", "Plan", "cannot_shrink", "head_counts", "main_stage", "make_plan", "now_held",
+           "stage_name", "units"]  # fmt: skip
 
 ByStage = Mapping[str, Mapping[int, Sequence[int]]]
 """Heads to remove, by stage and layer: {"decoder": {0: (1, 3)}}; the stage "" means the only one."""
@@ -31,7 +32,8 @@ class Plan:
 
     held     each attention's heads as the model holds them now, by (stage, layer)
     gone     original numbers of all heads that do not work afterwards, earlier ones included
-    new      those among them that were asked for now and worked until now
+    new      those among them that were asked for now and worked until now; named as everything that looks at heads names
+             them, without a stage where the model has one stack (`place` finds them in `held`)
     again    those that were asked for and had gone before: nothing is done about them
     """
 
@@ -40,11 +42,24 @@ class Plan:
     new: tuple[Head, ...]
     again: tuple[Head, ...]
 
+    def place(self, head: Head) -> tuple[str, int]:
+        """Where `held` and `gone` have a head of this plan."""
+        return head.stage or next(iter(self.held))[0], head.layer
+
+    def groups(self, place: tuple[str, int]) -> dict[int, list[int]]:
+        """The heads of one attention that still work afterwards, by their key/value head, of those that have any."""
+        held, gone = self.held[place], self.gone[place]
+        found: dict[int, list[int]] = {}
+        for head in held.kept:
+            if head not in gone:
+                found.setdefault(head // held.group, []).append(head)
+        return found
+
     @property
     def compact(self) -> Pruning:
         """As small as each layer can be by itself."""
         return Pruning("compact", tuple(
-            (*place, _arranged(held, self._groups(place), *self._size(place))) for place, held in self.held.items()
+            (*place, _arranged(held, self.groups(place), *self._size(place))) for place, held in self.held.items()
         ))  # fmt: skip
 
     @property
@@ -69,7 +84,7 @@ class Plan:
         if groups * queries == len(first.slots) and groups == len(first.kv_slots):
             return None
         return Pruning("uniform", tuple(
-            (*place, _arranged(held, self._groups(place), groups, queries)) for place, held in self.held.items()
+            (*place, _arranged(held, self.groups(place), groups, queries)) for place, held in self.held.items()
         ))  # fmt: skip
 
     @property
@@ -81,22 +96,13 @@ class Plan:
         """Heads of zeros that a form of this plan holds."""
         return sum(slot < 0 for _, _, heads in pruning.layers for slot in heads.slots)
 
-    def _groups(self, place: tuple[str, int]) -> dict[int, list[int]]:
-        """The working heads of each key/value head that has any."""
-        held, gone = self.held[place], self.gone[place]
-        found: dict[int, list[int]] = {}
-        for head in held.kept:
-            if head not in gone:
-                found.setdefault(head // held.group, []).append(head)
-        return found
-
     def _size(self, place: tuple[str, int]) -> tuple[int, int]:
         """Key/value heads and queries of each that this attention needs, at least one."""
-        groups = self._groups(place)
+        groups = self.groups(place)
         return max(len(groups), 1), max((len(each) for each in groups.values()), default=1)
 
     def _zeroed(self, place: tuple[str, int], held: LayerHeads) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        groups = self._groups(place)
+        groups = self.groups(place)
         working = {head for each in groups.values() for head in each}
         return (
             tuple(slot if slot in working else -1 for slot in held.slots),
@@ -109,6 +115,11 @@ def _arranged(held: LayerHeads, groups: Mapping[int, Sequence[int]], count: int,
     rows = [(kv, groups[kv]) for kv in sorted(groups)] + [(-1, ())] * (count - len(groups))
     slots = tuple(slot for _, row in rows for slot in (*row, *[-1] * (queries - len(row))))
     return LayerHeads(held.heads, held.kv_heads, slots, tuple(kv for kv, _ in rows))
+
+
+def stage_name(held: Mapping[tuple[str, int], LayerHeads], stage: str) -> str:
+    """A stage as addresses have it: "" where the model has no other."""
+    return "" if len({name for name, _ in held}) == 1 else stage
 
 
 def now_held(stack: StackSpec, before: Pruning | None = None) -> dict[tuple[str, int], LayerHeads]:
@@ -162,20 +173,20 @@ def make_plan(stack: StackSpec, heads: ByStage, *, before: Pruning | None = None
                 raise ManyheadsError(f"{format_heads({layer: numbers})} names a head twice; expected each once")
         check_heads(layers, counts[stage], stage=name)
         asked += [Head(layer, number, stage) for layer in layers for number in layers[layer]]
+    if len(set(asked)) < len(asked):
+        raise ManyheadsError(f"a head is named with and without the stage {main_stage(stack)}; expected each once")
     gone = {place: set(each.removed) for place, each in held.items()}
-    new = tuple(sorted(head for head in asked if head.head not in gone[head.stage, head.layer]))
-    again = tuple(sorted(set(asked) - set(new)))
-    if not new:
-        said = (
-            f"{', '.join(format_head(head._replace(stage='')) for head in again[:5])} went before"
-            if again
-            else "no head is named"
-        )
-        raise ConversionError(f"this pruning removes nothing: {said}")
+    new = sorted(head for head in asked if head.head not in gone[head.stage, head.layer])
+    again = sorted(set(asked) - set(new))
+    _check_borrowed(stack, new)
     for head in new:
         gone[head.stage, head.layer].add(head.head)
-    _check_borrowed(stack, new)
-    return Plan(held, {place: frozenset(each) for place, each in gone.items()}, new, again)
+    called = [tuple(head._replace(stage=stage_name(held, head.stage)) for head in each) for each in (new, again)]
+    if not new:
+        more = f" and {len(again) - 5} more" if len(again) > 5 else ""
+        said = f"{', '.join(map(format_head, called[1][:5]))}{more} went before" if again else "no head is named"
+        raise ConversionError(f"this pruning removes nothing: {said}")
+    return Plan(held, {place: frozenset(each) for place, each in gone.items()}, *called)
 
 
 def _check_borrowed(stack: StackSpec, new: Sequence[Head]) -> None:
@@ -214,8 +225,9 @@ def units(plan_of: Mapping[tuple[str, int], LayerHeads], *, whole_groups: bool) 
     """What can go at once: single heads, or with `whole_groups` all working queries of a key/value head."""
     found: dict[Head, tuple[Head, ...]] = {}
     for (stage, layer), held in plan_of.items():
+        named = stage_name(plan_of, stage)
         each: dict[int, list[Head]] = {}
         for head in held.kept:
-            each.setdefault(head // held.group if whole_groups else head, []).append(Head(layer, head, stage))
+            each.setdefault(head // held.group if whole_groups else head, []).append(Head(layer, head, named))
         found.update({members[0]: tuple(members) for members in each.values()})
     return found

@@ -21,10 +21,12 @@ from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.layout import Expected
 from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, read_pruning, shrunk
+from manyheads.cost.parameters import stored_parameters
 from manyheads.errors import BackendError, ConversionError
 from manyheads.heads.address import Heads, addresses
-from manyheads.heads.forms import uniform_settings
+from manyheads.heads.forms import about_removing, uniform_settings
 from manyheads.heads.plan import ByStage, Plan, cannot_shrink, make_plan, now_held
+from manyheads.heads.saving import heads_text, why_nothing
 from manyheads.models.door import Call
 from manyheads.models.door_attentions import find_attentions
 from manyheads.models.shrink import attention_items, resize
@@ -47,11 +49,36 @@ class Described:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was done to a model in memory: the plan, the heads that each attention holds now, and what it is now."""
+    """What was done to a model in memory.
+
+    plan     which heads went; `pruning`: the heads that each attention holds now
+    stack    what it is now; `before`: what it was
+    note     why nothing is smaller, and the least that would have to go too; "" where something is
+    """
 
     plan: Plan
     pruning: Pruning
     stack: StackSpec
+    before: StackSpec
+    note: str = ""
+
+    @property
+    def zeros(self) -> int:
+        """Heads of zeros that the model holds now: they give nothing and take the room of any other."""
+        return self.plan.zeros(self.pruning)
+
+    @property
+    def saved_elements(self) -> int:
+        """Elements of its weights that are gone, 0 where zeros took the place of every head."""
+        then, now = (stored_parameters(weights(stack)) for stack in (self.before, self.stack))
+        return then - now
+
+    def __repr__(self) -> str:
+        held = stored_parameters(weights(self.before))
+        return (
+            f"Pruned({len(self.plan.new)} heads removed: {heads_text(self.plan.new)}; {self.saved_elements:,} of {held:,} "
+            f"elements saved, {self.zeros} heads of zeros)"
+        )
 
 
 def describe(model: nn.Module) -> Described:
@@ -61,7 +88,8 @@ def describe(model: nn.Module) -> Described:
     understood.
     """
     settings = _settings(model)
-    stated = read_config(settings, source=type(model).__name__)
+    with about_removing():
+        stated = read_config(settings, source=type(model).__name__)
     record = {KEY: getattr(model.config, KEY, None)}
     before = read_pruning(record, stated.stack, source=type(model).__name__)
     stack = shrunk(stated.stack, before) if before is not None and before.form == "compact" else stated.stack
@@ -93,7 +121,8 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
            alone
 
     A key/value head goes only with all its queries; a group that keeps fewer queries than its neighbours gets heads of
-    zeros. The configuration records what is gone, and its counts change where all layers end up alike.
+    zeros. The configuration records what is gone, and its counts change where all layers end up alike. Where zeros take the
+    place of every head nothing is smaller: `Pruned.note` says so, and what would have to go too.
 
     Raises ManyheadsError for layers and heads that do not exist, ConversionError where nothing would be removed or the
     model's heads depend on one another, BackendError where attention does not pass through the door. Nothing has
@@ -105,7 +134,7 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     pruning = plan.compact
     why = cannot_shrink(known.stated, pruning)
     if why:
-        raise ConversionError(f"{type(model).__name__}: {why}; valid: an export in the form padded")
+        raise ConversionError(f'{type(model).__name__}: {why}; valid: an export with form="padded"')
     then = shrunk(known.stated, pruning)
     parameters = dict(model.named_parameters())
     before, after = (attention_items(known.family, stack, parameters) for stack in (known.stack, then))
@@ -117,9 +146,10 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     # The configuration's own counts where these can tell it all, and the record in any case.
     for key, value in (changed or {}).items():
         setattr(model.config, key, value)
-    pruning = Pruning("compact" if changed is None else "uniform", pruning.layers)
+    form = "compact" if changed is None else "padded" if then == known.stated else "uniform"
+    pruning = Pruning(form, pruning.layers)
     setattr(model.config, KEY, pruning.as_json())
-    return Pruned(plan, pruning, then)
+    return Pruned(plan, pruning, then, known.stack, why_nothing(plan, known.stated))
 
 
 def _canonical(items: Mapping[str, Expected], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -223,8 +253,8 @@ def mask(model: nn.Module, heads: Heads) -> Callable[[Call, Tensor], Tensor]:
     rows: dict[str, list[int]] = {}
     modules = modules_of(model, known)
     for head in plan.new:
-        held = plan.held[head.stage, head.layer]
-        rows.setdefault(modules[head.stage, head.layer], []).append(held.slots.index(head.head))
+        place = plan.place(head)
+        rows.setdefault(modules[place], []).append(plan.held[place].slots.index(head.head))
 
     def gate(call: Call, outputs: Tensor) -> Tensor:
         gone = rows.get(call.path)

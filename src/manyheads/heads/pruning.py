@@ -6,24 +6,27 @@ differ.
 
 from __future__ import annotations
 
-import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from manyheads.checkpoints.locate import locate
-from manyheads.checkpoints.pruned import FORMS
+from manyheads.checkpoints.pruned import FORMS, LayerHeads, read_pruning
 from manyheads.checkpoints.reading import Checkpoint, open_model
 from manyheads.errors import ManyheadsError
 from manyheads.heads import choose as choosing
-from manyheads.heads.address import Head, parse_staged
+from manyheads.heads.address import parse_staged
 from manyheads.heads.alignment import frame
+from manyheads.heads.change import Change, loss_change
 from manyheads.heads.export import Exported, bytes_of, export
-from manyheads.heads.forms import choose_form
+from manyheads.heads.forms import about_removing, choose_form, stated_stack
 from manyheads.heads.metrics import Metric
 from manyheads.heads.objective import DRIFT, Objective, objective
+from manyheads.heads.pace import Pace
 from manyheads.heads.plan import Plan, head_counts, make_plan, now_held
 from manyheads.heads.prune import Described, by_stage, describe
+from manyheads.heads.saving import completing, heads_text, why_nothing
 from manyheads.heads.watching import longest_text
 from manyheads.models.door_attentions import find_attentions
 from manyheads.models.load import Loaded, check_runnable, load_model
@@ -51,6 +54,7 @@ class Request:
     reading       the text; `tokens`  the first so many of it, half to choose on and half to judge on
     output        the folder to write, "" for none; form  as in `heads.export`
     compare_init  repeat it on the same architecture at initialisation
+    named         whether the user named the model, for the command that is suggested
     """
 
     model: str
@@ -69,6 +73,7 @@ class Request:
     revision: str | None = None
     device: str = "cpu"
     seed: int = 0
+    named: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,9 +100,9 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
     located = locate(request.model)
     check_runnable(located)
     named = parse_staged(request.heads) if request.heads else {}
-    checkpoint = open_model(request.model, revision=request.revision)
-    if named:  # said before a large model is loaded
-        _check_named(checkpoint, named)
+    with about_removing():
+        checkpoint = open_model(request.model, revision=request.revision)
+    _check_early(request, checkpoint, named)
     say(f"loading {checkpoint.name} in float32 on {request.device}")
     loaded = load_model(located, checkpoint.stack, revision=request.revision, device=request.device, say=say)
     find_attentions(loaded.model)
@@ -111,7 +116,7 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
         _check_judge(request, text.judge, named=bool(named))
     choice = _choice(request, loaded.model, known, named, text, say)
     plan = make_plan(known.stated, by_stage(choice.heads), before=known.before)
-    told = _told(request, checkpoint, loaded, known, choice, plan)
+    told = _told(request, checkpoint, loaded, known, choice, plan) | _room(request, checkpoint, known, plan)
     told["losses"] = _losses(request, loaded.model, choice, text, say)
     if request.output:
         written = export(
@@ -131,15 +136,23 @@ def _check_judge(request: Request, judge: Objective, *, named: bool) -> None:
         )
 
 
-def _check_named(checkpoint: Checkpoint, named: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
-    if checkpoint.config is None:
-        make_plan(checkpoint.stack, named)
-        return
-    from manyheads.checkpoints.pruned import read_pruning
-    from manyheads.heads.forms import stated_stack
+def _check_early(request: Request, checkpoint: Checkpoint, named: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
+    """What the configuration alone tells, before a large model is loaded: heads that are not there, budgets that cannot be."""
+    stated, before = checkpoint.stack, None
+    if checkpoint.config is not None:
+        stated = stated_stack(checkpoint.config, source=checkpoint.name)
+        before = read_pruning(checkpoint.config, stated, source=checkpoint.name)
+    if named:
+        make_plan(stated, named, before=before)
+    elif request.budget:
+        _budget(request, now_held(stated, before))
 
-    stated = stated_stack(checkpoint.config, source=checkpoint.name)
-    make_plan(stated, named, before=read_pruning(checkpoint.config, stated, source=checkpoint.name))
+
+def _budget(request: Request, held: Mapping[tuple[str, int], LayerHeads]) -> int:
+    """The heads that --budget means."""
+    least, most, what = choosing.room_for(held, whole_groups=request.whole_groups)
+    total = sum(len(each.kept) for each in held.values())
+    return choosing.budget_heads(request.budget, total, least=least, most=most, what=what)
 
 
 def _text(request: Request, loaded: Loaded) -> _Text:
@@ -195,13 +208,12 @@ def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.
         say(f"training gates for {request.steps} steps")
         gates = train_gates(
             model, text.choosing, metric=text.metric, penalty=request.penalty, steps=request.steps,
-            per="group" if request.whole_groups else "head", seed=request.seed,
+            per="group" if request.whole_groups else "head", seed=request.seed, say=Pace(say).counted("steps"),
         )  # fmt: skip
-        return choosing.closed_by_gates(model, gates)
+        return choosing.closed_by_gates(gates)
     known = describe(model)
-    total = sum(len(held.kept) for held in now_held(known.stated, known.before).values())
     return choosing.choose(
-        model, text.choosing, choosing.budget_heads(request.budget, total), method=request.method,
+        model, text.choosing, _budget(request, now_held(known.stated, known.before)), method=request.method,
         whole_groups=request.whole_groups, rounds=request.rounds, metric=text.metric, say=say,
     )  # fmt: skip
 
@@ -216,7 +228,7 @@ def _told(
     compact = {(stage, layer): heads for stage, layer, heads in plan.compact.layers}
     layers = [
         {"stage": stage, "layer": layer, "removed": sorted(plan.gone[stage, layer]),
-         "new": [head.head for head in plan.new if (head.stage, head.layer) == (stage, layer)],
+         "new": [head.head for head in plan.new if plan.place(head) == (stage, layer)],
          "kept": [head for head in range(held.heads) if head not in plan.gone[stage, layer]],
          "kv_heads_before": len(held.kv_slots), "kv_heads_needed": len(compact[stage, layer].kv_slots)}
         for (stage, layer), held in plan.held.items()
@@ -224,8 +236,8 @@ def _told(
     return {
         "schema": SCHEMA, "model": checkpoint.name, "source": request.model, "chosen": choice.how, "rounds": choice.rounds,
         "heads_before": sum(len(held.kept) for held in plan.held.values()), "heads_removed": len(plan.new),
-        "removed": [_name(head, staged=staged) for head in plan.new],
-        "gone_before": [_name(head, staged=staged) for head in plan.again],
+        "removed": list(map(str, plan.new)), "gone_before": list(map(str, plan.again)),
+        "gone_earlier": sum(held.heads - len(held.kept) for held in plan.held.values()),
         "staged": staged, "layers": layers, "weight_dtype": kind,
         "bytes_before": dict(zip(("weights", "cache_a_token"), bytes_of(known.stack, kind), strict=True)),
         "forms": [_form(name, plan, settings, kind, checkpoint.name) for name in FORMS],
@@ -233,8 +245,18 @@ def _told(
     }  # fmt: skip
 
 
-def _name(head: Head, *, staged: bool) -> str:
-    return str(head if staged else head._replace(stage=""))
+def _room(request: Request, checkpoint: Checkpoint, known: Described, plan: Plan) -> dict[str, Any]:
+    """What is saved against what there is, why nothing is, and how the command is typed again."""
+    more = completing(plan)
+    words = [request.model] if request.named else []
+    words += ["--revision", request.revision] if request.revision else []
+    words += [] if request.device == "cpu" else ["--device", request.device]
+    return {
+        "stored_bytes": checkpoint.stored_bytes, "stored_dtype": checkpoint.weight_dtype or None,
+        "note": why_nothing(plan, known.stated),
+        "heads": heads_text(plan.new), "heads_that_save": heads_text(sorted((*plan.new, *more))) if more else "",
+        "typed": shlex.join(["manyheads", "prune", *words]),
+    }  # fmt: skip
 
 
 def _form(name: str, plan: Plan, settings: Mapping[str, Any], kind: str, source: str) -> dict[str, Any]:
@@ -242,15 +264,10 @@ def _form(name: str, plan: Plan, settings: Mapping[str, Any], kind: str, source:
     try:
         form = choose_form(plan, settings, asked=name, source=source)
     except ManyheadsError as error:
-        return {
-            "form": name,
-            "weights": None,
-            "cache_a_token": None,
-            "zeros": None,
-            "why": str(error).removeprefix(f"{source}: "),
-        }
+        why = str(error).removeprefix(f"{source}: ").removeprefix(f"no {name} form: ").partition("; valid: ")[0]
+        return {"form": name, "weights": None, "cache_a_token": None, "zeros": None, "why": why}
     weight_bytes, cache_bytes = bytes_of(form.stack, kind)
-    zeros = sum(slot < 0 for _, _, heads in form.pruning.layers for slot in heads.slots)
+    zeros = plan.zeros(form.pruning)
     return {"form": name, "weights": weight_bytes, "cache_a_token": cache_bytes, "zeros": zeros, "why": form.why}
 
 
@@ -258,26 +275,36 @@ def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, 
     if text.judge is None:
         return {"reason": text.reason}
     say("measuring the loss with and without these heads")
-    whole, without = choosing.losses(model, text.judging, choice.heads, metric=text.metric)
+    found = loss_change(model, text.judging, choice.heads, metric=text.metric)
     tokens = sum(int(batch["input_ids"].numel()) for batch in text.judging)
     told: dict[str, Any] = {
-        "reason": "", "text": request.reading.name, "tokens": tokens, "before": _finite(whole), "after": _finite(without),
+        "reason": "", "text": request.reading.name, "tokens": tokens, "windows": len(text.judging), **_change(found),
         "init": None, **text.judge.as_json(),
     }  # fmt: skip
     if request.compare_init:
         again = None if choice.how == "named" else lambda new: _chosen_on(new, request, text, say).heads
-        found = choosing.compare_with_init(
-            model, text.judging, choice.heads, again=again, seed=request.seed, metric=text.metric, say=say
+        init = choosing.compare_with_init(
+            model,
+            text.judging,
+            choice.heads,
+            again=again,
+            trained=found,
+            seed=request.seed,
+            metric=text.metric,
+            say=say,
         )
         told["init"] = {
-            "seed": found.seed, "before": _finite(found.init), "after_same_heads": _finite(found.init_without_same),
-            "after_own_heads": _finite(found.init_without_own),
+            "seed": init.seed, "same_heads": _change(init.same), "own_heads": _change(init.own) if init.own else None
         }  # fmt: skip
     return told
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _change(found: Change) -> dict[str, Any]:
+    interval = found.interval
+    return {
+        "before": found.before, "after": found.after, "change": found.change,
+        "interval": None if interval is None else list(interval),
+    }  # fmt: skip
 
 
 def _written(found: Exported) -> dict[str, Any]:
@@ -286,4 +313,5 @@ def _written(found: Exported) -> dict[str, Any]:
         "model_type": found.form.settings.get("model_type"), "tensor_bytes": found.tensor_bytes,
         "predicted_bytes": found.predicted_bytes, "largest_difference": found.difference,
         "largest_logit": found.logits_size, "checked_in": found.checked,
+        "largest_difference_float32": found.float32_difference,
     }  # fmt: skip

@@ -44,6 +44,14 @@ class Importance:
     reused: bool = False
     unit: str = "head"
 
+    def __repr__(self) -> str:
+        many = len(self.heads())
+        how = {"first-order": "first-order"}.get(self.method, f"ablation by {self.method}, {self.unit} by {self.unit}")
+        return (
+            f"Importance({how}: {many} head{'s' * (many != 1)} on {len(self.weights)} "
+            f"batch{'es' * (len(self.weights) != 1)}, baseline {self.baseline:.4f}; {self.seconds:.1f} s)"
+        )
+
     def score(self, head: Head) -> float:
         """The score of one head. ManyheadsError where there is no such head."""
         return float(self.scores[place_of(self.places, head), head.head])

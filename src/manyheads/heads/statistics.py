@@ -82,6 +82,14 @@ class HeadStatistics:
     chance: HeadStatistics | None
     uncalled: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        rows, columns = self.entropy.shape
+        said = f" in {', '.join(self.stages)}" if any(self.stages) else ""
+        return (
+            f"HeadStatistics({rows} layers of up to {columns} heads{said}, {int(self.queries.sum()):,} queries; masses "
+            f"{', '.join(self.mass)})"
+        )
+
     @property
     def stages(self) -> tuple[str, ...]:
         """The stacks, in order."""

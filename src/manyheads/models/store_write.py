@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -198,7 +199,13 @@ class _Shards:
         from safetensors.torch import save_file
 
         self._shards.append(tuple(self._now))
-        save_file(self._now, self._part(len(self._shards)), metadata={"format": "pt"})
+        path = self._part(len(self._shards))
+        path.touch()
+        mode = stat.S_IMODE(
+            path.stat().st_mode
+        )  # of any new file here; the library makes one that only its owner reads
+        save_file(self._now, path, metadata={"format": "pt"})
+        path.chmod(mode)
         self._now, self._now_bytes = {}, 0
 
 
