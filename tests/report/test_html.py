@@ -158,6 +158,33 @@ def test_long_notes_are_folded_and_short_ones_are_not() -> None:
     assert "details" not in [tag for tag, _ in Page(render_html(Report("a: b"))).elements]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "open_notes"),
+    [
+        ([90, 90, 90, 90, 90], 3),
+        ([90, 300, 90], 1),
+        ([300, 90], 0),
+        ([90, 90, 90, 90], 4),
+        ([90, 90, 90, 200], 3),
+        ([], 0),
+    ],
+)
+def test_the_first_notes_of_a_table_stand_open(lengths: list[int], open_notes: int) -> None:
+    """Three, up to the first that is too long to read in passing; one short one that is left is not folded."""
+    notes = tuple(f"{n}{'x' * (length - 1)}" for n, length in enumerate(lengths))
+    seen = Page(render_html(Report("a: b", (Table("How?", (Column("a"),), (("b",),), notes),))))
+    folded = "".join(seen.texts.get("details", []))
+    assert [note in folded for note in notes] == [False] * open_notes + [True] * (len(notes) - open_notes)
+    assert "".join(seen.texts.get("li", [])) == "".join(notes)
+
+
+def test_a_verdict_may_have_a_line_more() -> None:
+    seen = Page(render_html(Report("a: b"), verdict=Fact("All agree:", "2 of 2", "Heads: 3 of 8 < 9", "good")))
+    assert seen.texts["p"][1] == "b"
+    assert seen.texts["p"][2] == "All agree: 2 of 2Heads: 3 of 8 < 9"
+    assert len(seen.all("br")) == 1
+
+
 def test_a_report_of_nothing_is_a_page_too() -> None:
     seen = Page(render_html(Report("only a title")))
     assert seen.texts["h1"] == ["only a title"]
@@ -178,13 +205,13 @@ def test_a_widget_stands_after_its_table_and_its_files_come_once() -> None:
 
 
 def test_what_fills_a_fragment_is_escaped_and_embedded_json_cannot_end_its_element() -> None:
-    cell = {"kind": "", "address": EVIL, "x": 0, "y": 0, "strength": None, "words": EVIL}
+    cell = {"kind": "", "address": EVIL, "x": 0, "y": 0, "strength": None, "words": EVIL, "role": 0, "letters": "<i>"}
     grid = {
         "title": EVIL, "description": EVIL, "width": 1, "height": 1, "left": 1, "side": 1, "layer_ticks": [], "head_ticks": [],
-        "cells": [cell], "key": [("role-1", EVIL, 1)],
+        "cells": [cell], "key": [("role-1", EVIL, 1, "<i>")], "least_width": 1,
     }  # fmt: skip
     seen = Page(fragment("heads_grid.html", {"grids": [grid]}))
-    assert "script" not in [tag for tag, _ in seen.elements]
+    assert not {"script", "i"} & {tag for tag, _ in seen.elements}
     assert seen.all("rect")[0]["data-head"] == EVIL
     text = embedded({"word": EVIL, "n": [1, 2]})
     assert not set(text) & set("<>&")

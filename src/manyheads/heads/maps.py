@@ -19,8 +19,8 @@ from manyheads.heads.address import Head
 from manyheads.heads.batches import Place, places
 from manyheads.models.door import Call, opened
 from manyheads.models.handed import widened
-from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
-from manyheads.ops.softmax import probabilities
+from manyheads.ops.request import Request, request
+from manyheads.ops.softmax import block
 
 __all__ = ["BUDGET_BYTES", "MOST_TOKENS", "HeadMaps", "LayerMaps", "MapShape", "fit", "head_maps", "read_byte"]
 
@@ -214,6 +214,7 @@ def _layer_maps(call: Call, place: Place, shape: MapShape) -> LayerMaps:
             top = seen[:, rows[inside] - tile.start].topk(min(kept, seen.shape[2]), -1)
             weights[:, inside, : top.values.shape[2]] = top.values.float().cpu()
             strongest[:, inside, : top.values.shape[2]] = top.indices.to(torch.int32).cpu()
+    strongest.masked_fill_(weights == 0, 0)  # an early token sees fewer keys than there is room for
     counts = torch.tensor([min(size_q, t - start) for start in range(0, t, size_q)])
     first_blocks = torch.stack([part.mean(1) for part in first.split(size_q, 1)], 1)
     return LayerMaps(
@@ -223,12 +224,13 @@ def _layer_maps(call: Call, place: Place, shape: MapShape) -> LayerMaps:
 
 
 def _rows(queries: int, most: int) -> Tensor:
-    """All queries, or as many in passages that can be read, the last token in the last of them."""
+    """All queries, or as many in passages that can be read: the first at the start of the text, the last at its end."""
     if queries <= most:
         return torch.arange(queries)
-    each = max(most // _PASSAGES, 1)
-    ends = [queries * (n + 1) // _PASSAGES for n in range(_PASSAGES)]
-    return torch.cat([torch.arange(end - each, end) for end in ends])
+    passages = min(_PASSAGES, most)
+    each = most // passages
+    starts = [(queries - each) * n // max(passages - 1, 1) for n in range(passages)]
+    return torch.cat([torch.arange(start, start + each) for start in starts])
 
 
 def _tiles(heads: int, queries: int, keys: int, block: int) -> Iterator[slice]:
@@ -247,20 +249,7 @@ def _weights(q: Tensor, k: Tensor, asked: Request, rows: slice) -> Tensor:
     stop = keys
     if 0 < last < keys and asked.visible.block(first, last - 1, last, keys - 1) is False:
         stop = last
-    compute, columns = wide(q.dtype), slice(0, stop)
-    with in_full(q):
-        logits = group(q[:, :, rows].to(compute) * asked.scale, k.shape[1]) @ k[:, :, columns].to(compute).mT
-    logits = ungroup(logits, q.shape[1])
-    if asked.softcap is not None:
-        logits = asked.softcap * torch.tanh(logits / asked.softcap)
-    at = pairs(asked, q, rows=rows, columns=columns)
-    if isinstance(asked.bias, Tensor):
-        bias = ranked(asked.bias)
-        across = rows if bias.shape[2] != 1 else slice(None)
-        logits = logits + bias[:, :, across, columns if bias.shape[3] != 1 else slice(None)].to(compute)
-    elif asked.bias is not None:
-        logits = logits + asked.bias.tile(at, compute)
-    return probabilities(torch.where(asked.visible.tile(at), logits, -torch.inf), asked.sinks)[0]
+    return block(q, k, asked, rows=rows, columns=slice(0, stop))[0]
 
 
 def _by_block(seen: Tensor, size: int) -> Tensor:

@@ -19,9 +19,15 @@ from manyheads.report.plain import visible
 __all__ = ["HeadNote", "grid_widget", "maps_widget", "token_texts"]
 
 _SIDE, _STEP, _LEFT, _BOTTOM = 14, 16, 26, 16
-_MOST_COLOURS = 8
+_LEAST_SIDE = 16
+"""Pixels of a cell at least, for fingers: on a narrow screen the grid scrolls."""
 _NO_ROLE = "no role that beats its control"
 _MOST_TICKS = 16
+_LOOKS = {
+    "first token": "F", "previous token": "P", "itself": "S", "induction": "In", "duplicate token": "Du",
+    "coreference": "Co", "delimiter": "D", "rare token": "R", "positional": "Po", "fixed offset": "Of", "next token": "N",
+}  # fmt: skip
+"""The letters of each role that we know; its place here is its colour in heads.css. All others share one colour."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +58,33 @@ def grid_widget(notes: Sequence[HeadNote], *, after: str, roles: bool = True, im
             grids.append(_importance_grid(own, f"Heads by importance{where}", importance))
         if not roles and not importance:
             grids.append(_grid(own, f"Heads{where}", "layers across, heads down", [("", None)] * len(own)))
-    return Widget(fragment("heads_grid.html", {"grids": grids}), after, style="heads.css")
+    return Widget(fragment("heads_grid.html", {"grids": grids}), after, style="heads.css", script="heads_grid.js")
 
 
 def _role_grid(notes: Sequence[HeadNote], title: str) -> dict[str, Any]:
     count = Counter(note.role for note in notes if note.role)
     names = [name for name, _ in count.most_common()]
-    kinds = {name: f"role-{number}" for number, name in enumerate(names[: _MOST_COLOURS - 1], start=1)}
-    kinds |= dict.fromkeys(names[_MOST_COLOURS - 1 :], f"role-{_MOST_COLOURS}")
+    known = list(_LOOKS)
+    kinds = {name: f"role-{known.index(name) if name in known else len(known)}" for name in names}
+    letters, places = _letters(names), {name: place for place, name in enumerate([*names, ""])}
     grid = _grid(notes, title, "Layers across, heads down", [(kinds.get(note.role, ""), None) for note in notes])
-    grid["key"] = [(kinds[name], name, count[name]) for name in names]
-    grid["key"].append(("", _NO_ROLE, sum(not note.role for note in notes)))
+    for cell, note in zip(grid["cells"], notes, strict=True):
+        cell |= {"role": places[note.role], "letters": letters.get(note.role, "")}
+    grid["key"] = [(kinds[name], name, count[name], letters[name]) for name in names]
+    grid["key"].append(("", _NO_ROLE, sum(not note.role for note in notes), ""))
     return grid
+
+
+def _letters(names: Sequence[str]) -> dict[str, str]:
+    """A letter or two for each role, no two alike: colours alone do not tell ten roles apart, to some not even three."""
+    found = {name: _LOOKS[name] for name in names if name in _LOOKS}
+    for name in names:
+        if name in found:
+            continue
+        own = "".join(filter(str.isalnum, name.rpartition(": ")[2].lower())) or "x"
+        tried = [own[:2], *(own[0] + other for other in own[2:]), *(f"{own[0]}{n}" for n in range(1, len(names) + 2))]
+        found[name] = next(letters for letters in tried if letters not in found.values())
+    return found
 
 
 def _importance_grid(notes: Sequence[HeadNote], title: str, measure: str) -> dict[str, Any]:
@@ -92,7 +113,7 @@ def _grid(
     cells = [
         {
             "kind": kind, "address": format_head(note.head), "words": _named(note), "strength": strength,
-            "x": _LEFT + _STEP * column[note.head.layer], "y": _STEP * note.head.head,
+            "role": None, "letters": "", "x": _LEFT + _STEP * column[note.head.layer], "y": _STEP * note.head.head,
         }
         for note, (kind, strength) in zip(notes, fills, strict=True)
     ]  # fmt: skip
@@ -102,6 +123,7 @@ def _grid(
     return {
         "title": title, "description": description, "cells": cells, "layer_ticks": across, "head_ticks": down,
         "left": _LEFT, "side": _SIDE, "width": _LEFT + _STEP * len(layers), "height": _STEP * heads + _BOTTOM, "key": [],
+        "least_width": math.ceil((_LEFT + _STEP * len(layers)) * _LEAST_SIDE / _SIDE),
     }  # fmt: skip
 
 
@@ -118,21 +140,17 @@ def maps_widget(maps: HeadMaps, texts: Mapping[str, Sequence[str]], notes: Seque
     """
     if not maps.layers:
         raise ManyheadsError("no head was seen while the text was read, so there is no map to show")
-    words = {note.head: note.words for note in notes}
+    known = {note.head: note for note in notes}
     stages = {layer.stage: _stage(layer) for layer in maps.layers}
     heads: list[dict[str, Any]] = []
     lines: list[str] = []
     choices: dict[str, list[tuple[int, str, str]]] = {}
     for layer in maps.layers:
         for head, at in layer.addresses():
-            choices.setdefault(layer.stage, []).append((len(heads), format_head(at, short=True), words.get(at, "")))
-            told = {
-                "address": format_head(at),
-                "stage": layer.stage,
-                "words": words.get(at, ""),
-                "triangle": layer.triangular,
-            }
-            heads.append(told)
+            note = known.get(at, HeadNote(at))
+            choices.setdefault(layer.stage, []).append((len(heads), format_head(at, short=True), note.words))
+            told = {"address": format_head(at), "stage": layer.stage, "words": note.words, "triangle": layer.triangular}
+            heads.append(told | {"role": note.role})
             lines.append(base64.b64encode(layer.encoded(head)).decode("ascii"))
     first = format_head(notes[0].head) if notes else ""
     start = next((n for n, head in enumerate(heads) if head["address"] == first), 0)

@@ -19,6 +19,8 @@ _SHORT = {
     "transformers DynamicCache, MLA expanded": "MLA expanded",
     "vLLM without its hybrid cache manager": "vLLM, all full",
 }
+_SINK = "first token"
+_BESIDE = f"beside the sink, {_SINK}"
 _AFTER = "What do engines really hold?"
 
 
@@ -27,7 +29,9 @@ def page(report: Report, *, widgets: Sequence[Widget] = ()) -> str:
     data: Any = report.data
     sentence = verdict(data)
     start, _, rest = sentence.partition(":")
-    judged = Fact(start[0].upper() + start[1:] + ":", rest.strip(), tone="good" if data["agrees"] else "bad")
+    judged = Fact(
+        start[0].upper() + start[1:] + ":", rest.strip(), _of_heads(data), "good" if data["agrees"] else "bad"
+    )
     shown = Report(report.title, report.tables, report.data, report.notes[1:], report.next_command)
     made = f"Made by manyheads {data['versions']['manyheads']} on {data['date'][:10]}"
     return render_html(shown, verdict=judged, facts=_facts(data), plots=_plots(data), widgets=widgets, made=made)
@@ -52,7 +56,33 @@ def _facts(data: Any) -> tuple[Fact, ...]:
         control = text["shuffled"]["perplexity"]
         words = f"{control:,.0f} when shuffled" if control is not None else ""
         made.append(Fact("Perplexity", f"{text['scores']['perplexity']:,.1f}", words))
+    labels = _labels(data)
+    if labels:
+        made.append(Fact("Heads with a role", f"{_with_role(labels):,} of {len(labels):,}", _BESIDE))
     return tuple(made)
+
+
+def _labels(data: Any) -> list[str]:
+    """What each head does, "" for nothing; [] where that was not looked into."""
+    own = data.get("heads", {}).get("roles", {"reason": "not asked"})
+    return [] if own["reason"] else list(own["labels"].values())
+
+
+def _with_role(labels: Sequence[str]) -> int:
+    return sum(label not in ("", _SINK) for label in labels)
+
+
+def _of_heads(data: Any) -> str:
+    """What was found of heads, in a sentence; "" where nothing was."""
+    said, labels = [], _labels(data)
+    if labels:
+        said.append(f"{_with_role(labels):,} of {len(labels):,} have a role {_BESIDE}")
+    own = data.get("heads", {}).get("removable", {"reason": "not asked"})
+    if not own["reason"] and own["texts"]:
+        counts = sorted({row["heads"] for row in own["texts"]})
+        between = " to ".join(f"{count:,}" for count in (counts[0], counts[-1])[: len(counts)])
+        said.append(f"{between} of {own['texts'][0]['total']:,} can go together for {own['share']:.0%} more loss")
+    return f"Heads: {'; '.join(said)}" if said else ""
 
 
 def _heads(shape: Any) -> str:

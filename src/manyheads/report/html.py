@@ -30,12 +30,16 @@ def generator(verb: str) -> str:
 
 GENERATOR = generator("xray")
 
-_LONG_NOTES = 280
+_OPEN_NOTES = 3
+_LONG_NOTE, _SHORT_NOTE = 280, 140
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A figure worth reading first: what it is, the figure, and a few words on it. `tone`: "", "good" or "bad"."""
+    """A figure worth reading first: what it is, the figure, and a few words on it. `tone`: "", "good" or "bad".
+
+    As a verdict, `words` are a line of their own below it.
+    """
 
     label: str
     figure: str
@@ -90,7 +94,7 @@ def render_html(
         styles=[_file(name) for name in dict.fromkeys(widget.style for widget in widgets if widget.style)],
         made=made,
         json=_shielded(encode(report.data)),
-        long_notes=_LONG_NOTES,
+        parted=_parted,
     )
     return page
 
@@ -104,6 +108,17 @@ def fragment(name: str, values: Mapping[str, object]) -> str:
 def embedded(data: object) -> str:
     """`data` as compact JSON in ASCII, for a script element: no text in it can end the element it stands in."""
     return _shielded(json.dumps(data, separators=(",", ":"), allow_nan=False))
+
+
+def _parted(notes: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The notes that stand open under a table, and those behind a fold: a picture of a table shows its first notes too.
+
+    The first three are open, up to the first long one; a single short one that is left is not worth a fold.
+    """
+    most = next((n for n, note in enumerate(notes[:_OPEN_NOTES]) if len(note) > _LONG_NOTE), _OPEN_NOTES)
+    if len(" ".join(notes[most:])) <= _SHORT_NOTE:
+        most = len(notes)
+    return notes[:most], notes[most:]
 
 
 def _shielded(text: str) -> str:

@@ -5,16 +5,28 @@
   const view = at("heads-view");
   const told = JSON.parse(at("heads-data").textContent);
   const maps = at("heads-maps").textContent.trim().split("\n");
-  const canvas = { first: at("heads-first"), grid: at("heads-grid"), strip: at("heads-strip") };
+  const canvas = {
+    first: at("heads-first"), grid: at("heads-grid"), stripFirst: at("heads-strip-first"), strip: at("heads-strip"),
+  };
   const boxes = { queries: at("heads-queries"), keys: at("heads-keys") };
   const shown = { queries: null, keys: null };
-  let number = -1, row = 0, map = null, lit = [];
+  // Shown first of a head: a token at which its role can be seen. Early ones see too little to tell.
+  const EARLY = 16, FAINT = 0.05, CLEAREST = 12, AROUND = 12;
+  let number = -1, row = 0, map = null, lit = [], held = false, order = [], turn = 0, sought = null, pointer = "";
 
   const share = (byte) => (byte / 255) ** 2;
   const percent = (weight) =>
     weight >= 0.0995 ? `${Math.round(weight * 100)}%` : weight < 0.0005 ? "<0.1%" : `${(weight * 100).toFixed(1)}%`;
   const printed = (text) => text.replace(/\n/g, "⏎\n") || "·";
+  const inLine = (text) => text.replace(/\n/g, "⏎");
+  const counted = (count) => count.toLocaleString("en");
   const colour = (name) => getComputedStyle(view).getPropertyValue(name).trim();
+  const made = (tag, className, ...parts) => {
+    const element = document.createElement(tag);
+    element.className = className;
+    element.append(...parts);
+    return element;
+  };
 
   // A map: shares of the first token, of it by blocks, the grid (a triangle where nobody looks ahead), keys, weights.
   function decoded(n) {
@@ -55,6 +67,10 @@
       `Blocks of ${blockQueries} by ${blockKeys} tokens; full colour is ${percent(share(most))} of a block's attention.`;
   }
 
+  const same = () => map.stage.queries === map.stage.keys;
+  const keyBox = () => same() ? boxes.queries : boxes.keys;
+  const textsOf = (side) => told.texts[map.stage[side]];
+
   function fill(which, name) {
     if (shown[which] === name) return;
     shown[which] = name;
@@ -65,124 +81,248 @@
       if (kept.has(t)) { span.className = "row"; span.dataset.row = kept.get(t); }
       return span;
     }));
+    box.scrollTop = 0;
+    if (which === "queries") sayWhich();
   }
 
-  function keyBox() { return map.stage.queries === map.stage.keys ? boxes.queries : boxes.keys; }
+  // Stretches of neighbours among the rows, as [first row, last row].
+  function passages() {
+    const found = [];
+    map.stage.rows.forEach((t, r) => {
+      if (r && map.stage.rows[r - 1] === t - 1) found[found.length - 1][1] = r;
+      else found.push([r, r]);
+    });
+    return found;
+  }
+
+  function sayWhich() {
+    const rows = map.stage.rows.length, all = textsOf("queries").length, parts = passages().length;
+    at("heads-which").textContent = rows === all
+      ? "Every token can be pointed at."
+      : `${counted(rows)} of the ${counted(all)} tokens can be pointed at, those in dark ink, in ${parts} passages from the start to the end.`;
+  }
+
+  function strongest(r) {
+    const found = [];
+    for (let i = 0; i < map.stage.strongest; i++) {
+      const weight = share(map.weights[r * map.stage.strongest + i]);
+      if (weight > 0) found.push([map.key(r, i), weight]);
+    }
+    return found;
+  }
+
+  // What the role of a head is about, where the words tell: whether a key is one that it should look at.
+  const again = (query, key) => textsOf("keys")[key] === textsOf("queries")[query] && !(same() && key === query);
+  const behindAgain = (query, key) => key > 0 && again(query, key - 1);
+  const pronoun = /^\s*(he|she|it|they|him|her|them|his|its|their)\s*$/i, stop = /^[\s\p{P}]+$/u;
+  const suits = {
+    "previous token": (query, key) => key === query - 1,
+    "next token": (query, key) => key === query + 1,
+    "itself": (query, key) => key === query,
+    "induction": behindAgain,
+    "duplicate token": again,
+    "coreference": (query, key) => key !== query && pronoun.test(textsOf("queries")[query]),
+    "delimiter": (query, key) => stop.test(textsOf("keys")[key]),
+  };
+
+  // The rows of a head, those first at which what it does shows best: by weight on keys that suit its role, else on any one.
+  function clearest() {
+    const rows = map.stage.rows, suiting = suits[told.heads[number].role];
+    const late = [...rows.keys()].filter((r) => rows[r] >= EARLY), all = late.length ? late : [...rows.keys()];
+    const sum = (r, wanted) => strongest(r).reduce((found, [key, weight]) => found + (wanted(rows[r], key) ? weight : 0), 0);
+    const sorted = (value) => {
+      const values = new Map(all.map((r) => [r, value(r)]));
+      return { most: Math.max(...values.values()), rows: all.sort((a, b) => values.get(b) - values.get(a)).slice(0, CLEAREST) };
+    };
+    const own = suiting && sorted((r) => sum(r, suiting));
+    return own && own.most > FAINT ? own.rows : sorted((r) => share(map.weights[r * map.stage.strongest])).rows;
+  }
 
   function light(span, kind, weight) {
     if (!span) return;
     span.classList.add(kind);
     span.style.setProperty("--weight", weight.toFixed(3));
-    lit.push([span, kind]);
+    lit.push([span, kind, weight]);
   }
 
-  function strongest() {
-    const found = [];
-    for (let i = 0; i < map.stage.strongest; i++) {
-      const weight = share(map.weights[row * map.stage.strongest + i]);
-      if (weight > 0) found.push([map.key(row, i), weight]);
-    }
-    return found;
+  function place(query, key) {
+    if (!same()) return `token ${counted(key + 1)}`;
+    const back = query - key;
+    return back === 0 ? "itself" : back > 0 ? `${counted(back)} back` : `${counted(-back)} ahead`;
   }
 
-  function word(text) {
-    const span = document.createElement("span");
-    span.className = "token";
-    span.textContent = `“${text.replace(/\n/g, "⏎").trim() || text}”`;
-    return span;
+  // A token with what stands around it, on one line: the words before end where it begins.
+  function inContext(texts, token, query) {
+    const before = made("span", "before"), after = made("span", "after"), word = inLine(texts[token]) || "·";
+    const mine = query !== null && again(query, token), behind = query !== null && behindAgain(query, token);
+    const left = texts.slice(Math.max(token - AROUND, 0), token).map(inLine);
+    if (behind) before.append(made("span", "", left.slice(0, -1).join("")), made("u", "", left[left.length - 1]));
+    else before.append(made("span", "", left.join("")));
+    const lead = /^\s*/.exec(word)[0];
+    before.lastChild.append(lead);
+    after.append(made("b", "", mine ? made("u", "", word.slice(lead.length)) : word.slice(lead.length)));
+    after.append(made("span", "", texts.slice(token + 1, token + 1 + AROUND).map(inLine).join("")));
+    return [before, after];
   }
 
-  function item(...parts) {
-    const line = document.createElement("li");
-    line.append(...parts);
-    return line;
+  function line(kind, side, token, weight, words, query) {
+    const button = made("button", ""), box = side === "queries" ? boxes.queries : keyBox(), texts = textsOf(side);
+    const amount = made("span", "share", weight === null ? "" : percent(weight), ...(weight === null ? [] : [made("i", "")]));
+    button.type = "button";
+    button.setAttribute("aria-label", `${weight === null ? "" : `${percent(weight)} `}“${inLine(texts[token]).trim()}”, ${words}: scroll the text to it`);
+    button.append(amount, ...inContext(texts, token, query), made("span", "place", words));
+    button.addEventListener("click", () => seek(box, token));
+    const entry = made("li", kind, button);
+    entry.style.setProperty("--weight", (weight || 0).toFixed(3));
+    return entry;
   }
 
   function tell(query, keys, first) {
-    const same = map.stage.queries === map.stage.keys, texts = told.texts;
-    const place = (key) => {
-      if (!same) return ` number ${key + 1}`;
-      const back = query - key;
-      return back === 0 ? " itself" : back > 0 ? ` ${back} back` : ` ${-back} ahead`;
-    };
-    const bold = (weight) => Object.assign(document.createElement("b"), { textContent: `${percent(weight)} ` });
-    const list = document.createElement("ol");
-    const head = item(bold(first), word(texts[map.stage.keys][0]), " the first token");
-    head.className = "first";
-    list.append(head, ...keys.map(([key, weight]) => item(bold(weight), word(texts[map.stage.keys][key]), place(key))));
-    at("heads-told").replaceChildren(word(texts[map.stage.queries][query]), ` (token ${query + 1}) looks at`, list);
+    const word = textsOf("queries")[query].replace(/\n/g, "⏎");
+    at("heads-told").replaceChildren(
+      made("span", "token", `“${word.trim() || word}”`), ` (token ${counted(query + 1)}${held ? ", held" : ""}) looks at`);
+    at("heads-list").replaceChildren(
+      line("query", "queries", query, null, "chosen", null),
+      line("first", "keys", 0, first, "the first", query),
+      ...keys.map(([key, weight]) => line("", "keys", key, weight, place(query, key), query)));
   }
 
   function drawStrip(query, keys, first) {
-    const target = canvas.strip, ratio = window.devicePixelRatio || 1;
-    const width = target.width = Math.round(target.clientWidth * ratio), height = target.height = Math.round(target.clientHeight * ratio);
-    const drawing = target.getContext("2d"), all = told.texts[map.stage.keys].length;
-    const bar = (token, part, name, wide) => {
-      drawing.fillStyle = colour(name);
-      drawing.fillRect(Math.min(token / all * width, width - wide), height * (1 - part), wide, height * part);
+    const most = Math.max(...keys.map(([, weight]) => weight), 1e-9), all = textsOf("keys").length;
+    const ratio = window.devicePixelRatio || 1;
+    const started = (target) => {
+      target.width = Math.round(target.clientWidth * ratio);
+      target.height = Math.round(target.clientHeight * ratio);
+      return target.getContext("2d");
     };
-    if (map.stage.queries === map.stage.keys) bar(query, 1, "--rule", 2 * ratio);
-    const most = Math.max(...keys.map(([, weight]) => weight), 1e-9);
-    for (const [key, weight] of keys) bar(key, weight / most, "--accent", 3 * ratio);
-    bar(0, first, "--first", 4 * ratio);
+    const drawing = started(canvas.strip), { width, height } = canvas.strip;
+    for (const [key, weight] of keys) {
+      const part = weight / most, wide = 3 * ratio;
+      drawing.fillStyle = colour("--accent");
+      drawing.fillRect(Math.min(key / all * width, width - wide), height * (1 - part), wide, height * part);
+    }
+    const beside = started(canvas.stripFirst), tall = canvas.stripFirst.height;
+    beside.fillStyle = colour("--first");
+    beside.fillRect(0, tall * (1 - first), canvas.stripFirst.width, tall * first);
+    at("heads-strip-scale").textContent = keys.length ? `0 to ${percent(most)}` : "none but the first";
+    at("heads-last").textContent = counted(all);
+    at("heads-row").style.top = `${((query + 0.5) / textsOf("queries").length * 100).toFixed(2)}%`;
+  }
+
+  // The margin of a text: which passages can be pointed at, what is seen now, where the chosen token and its keys are.
+  function drawMarks(which) {
+    const box = boxes[which], spans = box.children, height = box.scrollHeight || 1, marks = [];
+    const mark = (kind, from, to, weight) => {
+      const one = made("i", kind), start = from.offsetTop, end = to.offsetTop + to.offsetHeight;
+      one.style.cssText = `top: ${start / height * 100}%; height: ${(end - start) / height * 100}%; --weight: ${weight.toFixed(3)}`;
+      marks.push(one);
+    };
+    const seen = made("i", "seen");
+    seen.style.cssText = `top: ${box.scrollTop / height * 100}%; height: ${box.clientHeight / height * 100}%`;
+    marks.push(seen);
+    const rows = map.stage.rows;
+    if (which === "queries") for (const [a, b] of passages()) mark("row", spans[rows[a]], spans[rows[b]], 1);
+    for (const [span, kind, weight] of lit) if (span.parentNode === box) mark(kind, span, span, weight);
+    at(`heads-${which}-marks`).replaceChildren(...marks);
+  }
+
+  function drawAllMarks() {
+    drawMarks("queries");
+    if (!same()) drawMarks("keys");
   }
 
   function choose(next) {
     row = Math.max(0, Math.min(next, map.stage.rows.length - 1));
     for (const [span, kind] of lit) span.classList.remove(kind);
     lit = [];
-    const query = map.stage.rows[row], keys = strongest(), first = share(map.first[row]);
+    const query = map.stage.rows[row], keys = strongest(row), first = share(map.first[row]);
     const most = Math.max(...keys.map(([, weight]) => weight), 1e-9), spans = keyBox().children;
-    for (const [key, weight] of keys) light(spans[key], "key", weight / most);
     light(spans[0], "first", first);
+    for (const [key, weight] of keys) light(spans[key], "key", weight / most);
     light(boxes.queries.children[query], "now", 1);
     tell(query, keys, first);
     drawStrip(query, keys, first);
+    drawAllMarks();
   }
 
-  function reveal() {
-    const span = boxes.queries.children[map.stage.rows[row]], box = boxes.queries;
+  function centre(box, span) {
     if (span.offsetTop < box.scrollTop || span.offsetTop + span.offsetHeight > box.scrollTop + box.clientHeight) {
       box.scrollTop = span.offsetTop - box.clientHeight / 2;
     }
   }
 
+  const reveal = () => centre(boxes.queries, boxes.queries.children[map.stage.rows[row]]);
+
+  function seek(box, token) {
+    if (sought) sought.classList.remove("found");
+    sought = box.children[token];
+    sought.classList.add("found");
+    centre(box, sought);
+    box.scrollIntoView({ block: "nearest" });
+  }
+
   function open(n) {
-    const before = map && map.stage;
+    const before = map && map.stage, keep = at("heads-keep").checked;
     number = (n + maps.length) % maps.length;
     map = decoded(number);
-    const head = told.heads[number], same = map.stage.queries === map.stage.keys;
-    if (before !== map.stage) { shown.queries = null; row = map.stage.rows.length - 1; }
+    const head = told.heads[number];
+    if (sought) sought.classList.remove("found");
+    if (before !== map.stage) shown.queries = null;
     fill("queries", map.stage.queries);
-    for (const id of ["heads-of-keys", "heads-keys"]) at(id).hidden = same;
-    if (!same) fill("keys", map.stage.keys);
+    at("heads-of-keys").hidden = same();
+    if (!same()) fill("keys", map.stage.keys);
     at("heads-head").value = number;
     at("heads-words").textContent = head.words;
     for (const cell of document.querySelectorAll(".head[data-head]")) {
       cell.classList.toggle("chosen", cell.dataset.head === head.address);
     }
+    document.dispatchEvent(new CustomEvent("head", { detail: head.address }));
     drawBlocks();
-    choose(row);
-    if (before !== map.stage) reveal();
+    order = clearest();
+    turn = 0;
+    if (before !== map.stage || !keep) held = false;
+    choose(before === map.stage && keep ? row : order[0]);
+    reveal();
+    if (!same()) centre(boxes.keys, keyBox().children[(strongest(row)[0] || [0])[0]]);
   }
 
   view.hidden = false;
   at("heads-head").addEventListener("change", (event) => open(Number(event.target.value)));
   at("heads-previous").addEventListener("click", () => open(number - 1));
   at("heads-next").addEventListener("click", () => open(number + 1));
-  const over = (event) => {
-    const found = event.target.dataset && event.target.dataset.row;
-    if (found !== undefined) choose(Number(found));
-  };
-  boxes.queries.addEventListener("pointerover", over);
-  boxes.queries.addEventListener("click", over);
+  at("heads-clearest").addEventListener("click", () => {
+    turn = (turn + 1) % order.length;
+    choose(order[turn]);
+    reveal();
+  });
+  const rowOf = (event) => event.target.dataset ? event.target.dataset.row : undefined;
+  boxes.queries.addEventListener("pointerover", (event) => {
+    const now = `${event.screenX} ${event.screenY}`, moved = now !== pointer;
+    pointer = now;
+    if (!held && moved && rowOf(event) !== undefined) choose(Number(rowOf(event)));  // the text may move under a still pointer
+  });
+  boxes.queries.addEventListener("click", (event) => {
+    if (rowOf(event) === undefined) return;
+    const next = Number(rowOf(event));
+    held = !(held && next === row);
+    choose(next);
+  });
   boxes.queries.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1 }[event.key];
+    if (event.key === "Escape") { held = false; choose(row); }
     if (!step) return;
     event.preventDefault();
     choose(row + step);
     reveal();
   });
+  for (const which of ["queries", "keys"]) {
+    const box = boxes[which], marks = at(`heads-${which}-marks`);
+    box.addEventListener("scroll", () => drawMarks(which), { passive: true });
+    marks.addEventListener("click", (event) => {
+      const part = (event.clientY - marks.getBoundingClientRect().top) / marks.clientHeight;
+      box.scrollTop = part * box.scrollHeight - box.clientHeight / 2;
+    });
+  }
   canvas.grid.addEventListener("click", (event) => {
     const block = Math.floor(event.offsetY / canvas.grid.clientHeight * map.stage.down);
     const wanted = (block + 0.5) * map.stage.blockQueries, rows = map.stage.rows;
@@ -194,6 +334,11 @@
     const address = event.target.dataset && event.target.dataset.head;
     if (numbers.has(address)) open(numbers.get(address));
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => open(number));
+  const redraw = () => { drawBlocks(); choose(row); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   open(told.start);
+  let width = boxes.queries.clientWidth;
+  window.addEventListener("resize", () => {
+    if (boxes.queries.clientWidth !== width) { width = boxes.queries.clientWidth; redraw(); }
+  });
 })();
