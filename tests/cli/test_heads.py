@@ -168,6 +168,21 @@ def test_roles_are_tested_and_the_bos_is_said(capsys: Any, tiny: Any, text: str)
     assert "roles: " in err
 
 
+def test_a_page_to_look_into_where_the_file_s_name_asks_for_one(capsys: Any, tiny: Any, text: str, tmp_path: Path) -> None:
+    status, out, err = quick(capsys, tiny("llama"), text, "--head", "1:2", "--output", str(tmp_path / "heads.html"))
+    page = (tmp_path / "heads.html").read_text()
+    assert (status, out) == (0, "")
+    assert f"wrote {tmp_path / 'heads.html'}" in err
+    assert page.startswith("<!DOCTYPE html>")
+    assert 'id="heads-view"' in page
+    assert page.index("What was read?") < page.index('id="heads-view"') < page.index("Where does head 1:2 look?")
+    assert 'data-head="1:3"' in page
+    for family in ("bert", "t5"):
+        name = tmp_path / f"{family}.html"
+        assert quick(capsys, tiny(family), text, "--importance", "none", "--output", str(name))[0] == 0
+        assert 'id="heads-view"' in name.read_text()
+
+
 def test_a_head_that_was_removed_is_said_to_be(capsys: Any, tiny: Any, text: str, tmp_path: Path) -> None:
     from manyheads.heads.export import export
 

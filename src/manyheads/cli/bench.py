@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from manyheads.cli import quantities
-from manyheads.cli.common import add_json, add_output, add_seed, emit, need, progress, timed
+from manyheads.cli.common import add_json, add_output, add_seed, emit, ending, need, progress, timed
 from manyheads.errors import ManyheadsError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         from manyheads.report.files import check_target
 
         check_target(options.output)
-        if _ending(options) == "svg" and len(contexts) < 2 and (contexts or options.quick):
+        if ending(options.output) == "svg" and len(contexts) < 2 and (contexts or options.quick):
             raise ManyheadsError("one context makes no line to draw; valid: --contexts with two or more")
 
     from manyheads.bench.run import Request, bench
@@ -94,18 +94,14 @@ def _dtypes(text: str) -> tuple[str, ...]:
 
 def _deliver(told: Report, measured: Measured, options: argparse.Namespace) -> None:
     """To stdout, or to the file as what its ending asks for."""
-    ending = _ending(options)
-    if ending not in ("html", "svg") or options.json:
+    kind = ending(options.output)
+    if kind not in ("html", "svg") or options.json:
         emit(told, options)
         return
     from manyheads.report.files import write_whole
 
-    write_whole(options.output, _page(told, measured) if ending == "html" else _picture(measured))
+    write_whole(options.output, _page(told, measured) if kind == "html" else _picture(measured))
     progress(f"wrote {options.output}")
-
-
-def _ending(options: argparse.Namespace) -> str:
-    return str(options.output or "").rpartition(".")[2].lower()
 
 
 def _page(told: Report, measured: Measured) -> str:

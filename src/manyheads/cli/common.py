@@ -19,6 +19,7 @@ __all__ = [
     "add_output",
     "add_seed",
     "emit",
+    "ending",
     "flush_stdout",
     "missing_package",
     "nearest",
@@ -76,6 +77,11 @@ def _seed(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) >= 1 << 32:
         raise ManyheadsError(f"--seed {text[:40]!r} is not a whole number from 0 to {(1 << 32) - 1:,}")
     return int(text)
+
+
+def ending(output: str | None) -> str:
+    """What the name of an output file ends with: "html" for a page."""
+    return str(output or "").rpartition(".")[2].lower()
 
 
 def emit(report: Report, options: argparse.Namespace) -> None:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 
 from manyheads.cli import quantities
-from manyheads.cli.common import UsageError, add_json, add_output, add_seed, emit, need, progress, timed, write_stdout
+from manyheads.cli.common import (
+    UsageError,
+    add_json,
+    add_output,
+    add_seed,
+    emit,
+    ending,
+    need,
+    progress,
+    timed,
+    write_stdout,
+)
 from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
 
@@ -50,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.csv and options.json:
         raise UsageError("--csv and --json are two forms of one answer; ask for one of them")
+    page = ending(options.output) == "html" and not (options.csv or options.json)
     numbers = {name: quantities.positive(f"--{name}", getattr(options, name)) for name in ("tokens", "window")}
     for name, value in numbers.items():
         if value < 2:
@@ -63,10 +75,11 @@ def run(options: argparse.Namespace) -> int:
     reading = read_text(options.text) if options.text else shipped_text()
     model = options.model or demo_model()
     check_runnable(locate(model))
-    for package in ("torch", "transformers", "numba"):
+    for package in ("torch", "transformers", "numba", *(("jinja2",) if page else ())):
         need(package, to="run a model and look at its heads")
 
     from manyheads.heads.overview import IMPORTANCE, Request, overview
+    from manyheads.heads.overview_page import Pictures
     from manyheads.heads.overview_tables import as_csv, report
 
     if options.importance not in IMPORTANCE:
@@ -76,9 +89,12 @@ def run(options: argparse.Namespace) -> int:
         importance=options.importance, revision=options.revision, assume=options.assume, dtype=options.dtype,
         device=options.device, threads=threads, seed=options.seed, **numbers,
     )  # fmt: skip
-    told = overview(request, say=timed()) | {"asked": options.model}
+    pictures = Pictures() if page else None
+    told = overview(request, say=timed(), look=pictures.take if pictures else None) | {"asked": options.model}
     if options.csv:
-        _write_csv(as_csv(told), options.output)
+        _write(as_csv(told), options.output)
+    elif pictures:
+        _write(pictures.page(report(told)), options.output)
     else:
         emit(report(told), options)
     return 0
@@ -91,7 +107,7 @@ def _check_target(output: str | None) -> None:
         check_target(output)
 
 
-def _write_csv(text: str, output: str | None) -> None:
+def _write(text: str, output: str | None) -> None:
     if output is None:
         write_stdout(text)
         return

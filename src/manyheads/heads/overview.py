@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,8 @@ _CHARACTERS_A_TOKEN = 64
 _PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
 
 Say = Callable[[str], None]
+# Is shown the model while it is there: (loaded, what is told, the text, its tokens, what is put around them).
+Look = Callable[[Loaded, Mapping[str, Any], str, Sequence[int], Frame], None]
 Sentences = tuple[Sentence, ...]
 
 
@@ -74,8 +76,8 @@ class Request:
     seed: int = 0
 
 
-def overview(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
-    """Does it and tells it, as docs/heads.md describes.
+def overview(request: Request, *, say: Say = lambda _: None, look: Look | None = None) -> dict[str, Any]:
+    """Does it and tells it, as docs/heads.md describes. `look` is called at the end, while the model is still there.
 
     Raises ManyheadsError, one line, for a head that is not there, a text of fewer than two tokens, a model that reads no
     text or came without a tokenizer; BackendError where its attention does not pass through the door.
@@ -91,7 +93,11 @@ def overview(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
             located, checkpoint.stack, revision=request.revision, dtype=request.dtype, device=request.device, say=say
         )
         with hushed():
-            return _told(request, checkpoint.name, loaded, one, sentences, say)
+            told, ids, around = _told(request, checkpoint.name, loaded, one, sentences, say)
+            if look is not None:
+                say("where every head looks")
+                look(loaded, told, request.reading.text, ids, around)
+            return told
 
 
 @contextlib.contextmanager
@@ -106,7 +112,7 @@ def _threads(asked: int) -> Iterator[int]:
 
 def _told(
     request: Request, name: str, loaded: Loaded, one: Head | None, sentences: Sentences | None, say: Say
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[int], Frame]:
     ids, around = _text(request, name, loaded)
     # The two ends of a short batch: enough to know which heads there are, before anything takes long.
     two = statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2)
@@ -132,7 +138,7 @@ def _told(
         "roles": None if tested is None else tested.as_json(), "without_roles": why_no_roles,
         "importance": None if scores is None else {"method": scores.method, "loss": scores.baseline, **about},
         "without_importance": why_no_scores,
-    }  # fmt: skip
+    }, ids, around  # fmt: skip
 
 
 def _text(request: Request, name: str, loaded: Loaded) -> tuple[list[int], Frame]:

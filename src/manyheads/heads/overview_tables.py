@@ -11,13 +11,13 @@ from typing import Any
 from manyheads.heads.role_tables import ORDER, by_reason, controls, correction, role_name, two
 from manyheads.report.value import Column, Report, Table
 
-__all__ = ["as_csv", "report"]
+__all__ = ["MEANS", "as_csv", "report"]
 
 _SHOWN = {
     "first": "first", "self": "self", "previous": "prev.", "next": "next", "duplicate": "dup.", "induction": "ind.",
 }  # fmt: skip
 _MEASURES = {"first-order": "1st order", "zero": "zeroed", "mean": "to mean", "resample": "resampled"}
-_MEANS = {
+MEANS = {
     "first-order": "size of the loss's slope |dL/dg|, g a factor on the head (not the loss without it)",
     "zero": "what its loss rises by when the head gives zeros",
     "mean": "what its loss rises by when the head gives its mean",
@@ -70,7 +70,7 @@ def _all_heads(told: Mapping[str, Any]) -> Table:
     if most:
         own = told["importance"]
         name, size = _MEASURES[own["method"]], f"{most:.2e} {own['unit']}"
-        notes.insert(1, f"{name}: {_MEANS[own['method']]}, in % of the largest, {size}")
+        notes.insert(1, f"{name}: {MEANS[own['method']]}, in % of the largest, {size}")
     notes.append("entropy, mean distance, spread, delimiters and rare tokens are in --csv, --json and --head")
     return Table("Where does each head look?", tuple(columns), tuple(rows), tuple(notes))
 
@@ -117,7 +117,7 @@ def _one_head(told: Mapping[str, Any]) -> Table:
         order = sorted((other["importance"] for other in told["heads"]), reverse=True)
         rank = f"{order.index(head['importance']) + 1} of {len(order)}"
         own = told["importance"]
-        rows.append((f"{_MEANS[own['method']]}, {own['unit']}", _small(head["importance"]), f"rank {rank}"))
+        rows.append((f"{MEANS[own['method']]}, {own['unit']}", _small(head["importance"]), f"rank {rank}"))
     columns = (Column("figure"), Column("this head", "right"), Column("by chance", "right"))
     role = f" ({head['role']})" if head["role"] else ""
     return Table(f"Where does head {head['head']}{role} look?", columns, tuple(rows))

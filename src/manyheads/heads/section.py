@@ -12,18 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.conllu import Sentence
 from manyheads.heads.importance import FIRST_ORDER
+from manyheads.heads.map_text import map_text
 from manyheads.heads.maps import HeadMaps, fit, head_maps
 from manyheads.heads.maps_page import HeadNote, grid_widget, maps_widget, token_texts
 from manyheads.heads.objective import DRIFT
 from manyheads.heads.roles import RoleReport, roles
-from manyheads.heads.section_importance import front, weighed
+from manyheads.heads.section_importance import around, weighed
 from manyheads.heads.section_tables import CLEAREST, MATTER, ROLES, tables
 from manyheads.models.xray_parts import Part, Running
 from manyheads.report.html import Widget
@@ -94,7 +92,9 @@ class HeadsSection:
         return weighed(run, every=self.exact, say=say)
 
     def _look(self, run: Running, say: Say) -> dict[str, Any]:
-        inputs, texts = _sample(run, self.map_tokens)
+        _check_text(run)
+        most = min(self.map_tokens, run.limit or self.map_tokens)
+        inputs, texts = map_text(run.loaded, run.text, run.ids, around=around(run), most=most)
         heads = sum(
             a.num_heads
             for stack in (run.stack.encoder, run.stack.decoder)
@@ -197,19 +197,3 @@ def _notes(data: dict[str, Any]) -> list[HeadNote]:
 
 
 _SHOWN_FIRST = ("induction", "duplicate token", "previous token")
-
-
-def _sample(run: Running, most: int) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """What the maps are made of: inputs of the model, and the texts of their tokens."""
-    _check_text(run)
-    name = run.loaded.model.main_input_name
-    if name != "input_ids":
-        raise ManyheadsError(f"its encoder hears {name}, and maps are made of text")
-    before = front(run) if run.stack.encoder is None else []
-    ids = run.ids[: min(most, run.limit or most) - len(before)]
-    texts = token_texts(run.loaded.tokenizer, run.text, ids)
-    place = run.loaded.model.device
-    tokens = torch.tensor([[*before, *ids]], device=place)
-    if run.stack.encoder is not None and run.stack.decoder is not None:
-        return {"input_ids": tokens, "decoder_input_ids": tokens}, {"source": texts, "queries": texts}
-    return {"input_ids": tokens}, {"queries": [*(["BOS "] * len(before)), *texts]}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head
-from manyheads.heads.alignment import Frame, frame
+from manyheads.heads.alignment import Frame
+from manyheads.heads.alignment import frame as usual_frame
 from manyheads.heads.budget import removable
 from manyheads.heads.importance import FIRST_ORDER, Importance, importance, rank_correlation
 from manyheads.heads.metrics import Batch
@@ -21,7 +22,7 @@ from manyheads.heads.significance import mean_interval
 from manyheads.heads.watching import longest_text
 from manyheads.models.xray_parts import Running
 
-__all__ = ["EXTREMES", "HALVES", "WINDOWS", "WINDOW_TOKENS", "front", "weighed"]
+__all__ = ["EXTREMES", "HALVES", "WINDOWS", "WINDOW_TOKENS", "around", "weighed"]
 
 WINDOW_TOKENS = 128
 WINDOWS = 8
@@ -43,10 +44,10 @@ def weighed(run: Running, *, every: bool, say: Say) -> dict[str, Any]:
             are taken out anyway
     Raises ManyheadsError where text says nothing of the model, or is too short.
     """
-    around = _around(run)
-    judge = objective(run.loaded.model, run.loaded.tokenizer, around=around, seed=run.seed)
-    room = longest_text(run.loaded.model, run.limit or WINDOW_TOKENS + len(around.before) + len(around.after))
-    rows = [_windows(half, room=room - len(around.before) - len(around.after)) for half in _halves(run.ids)]
+    frame = around(run)
+    judge = objective(run.loaded.model, run.loaded.tokenizer, around=frame, seed=run.seed)
+    room = longest_text(run.loaded.model, run.limit or WINDOW_TOKENS + len(frame.before) + len(frame.after))
+    rows = [_windows(half, room=room - len(frame.before) - len(frame.after)) for half in _halves(run.ids)]
     batches, pace = judge.batches(rows[0] + rows[1]), Pace(say)
     halves = [batches[: len(rows[0])], batches[len(rows[0]) :]]
     # Half of the windows will do where it takes a pass for each head and window.
@@ -61,16 +62,11 @@ def weighed(run: Running, *, every: bool, say: Say) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def front(run: Running) -> list[int]:
-    """The beginning-of-text token that was asked for, or nothing."""
-    return [int(run.loaded.tokenizer.bos_token_id)] if run.bos else []
-
-
-def _around(run: Running) -> Frame:
+def around(run: Running) -> Frame:
     """What an encoder reads is framed as its tokenizer does; before running text stands what was asked for."""
     if run.stack.encoder is not None:
-        return frame(run.loaded.tokenizer)
-    return Frame(tuple(front(run)))
+        return usual_frame(run.loaded.tokenizer)
+    return Frame((int(run.loaded.tokenizer.bos_token_id),) if run.bos else ())
 
 
 def _both(
