@@ -173,7 +173,7 @@ def test_a_page_to_look_into_where_the_file_s_name_asks_for_one(capsys: Any, tin
     page = (tmp_path / "heads.html").read_text()
     assert (status, out) == (0, "")
     assert f"wrote {tmp_path / 'heads.html'}" in err
-    assert page.startswith("<!DOCTYPE html>")
+    assert page.startswith("<!doctype html>")
     assert 'id="heads-view"' in page
     assert page.index("What was read?") < page.index('id="heads-view"') < page.index("Where does head 1:2 look?")
     assert 'data-head="1:3"' in page
