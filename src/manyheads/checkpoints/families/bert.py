@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.family import Family, Stored
@@ -59,70 +60,49 @@ def _finish_distilbert(fields: Fields, draft: EncoderDraft) -> None:
 _DISTIL = "distilbert.transformer.layer.{i}."
 _GAMMA = (((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta")),)
 
+_BERT = Family(
+    name="bert",
+    model_types=("bert",),
+    stack="encoder",
+    spellings=_SIZES,
+    defaults={"context": 512, "norm_eps": 1e-12},
+    norm="layer",
+    shift=True,
+    norm_places=("post_attention", "post_mlp"),
+    final_norm=False,
+    embedding_norm=True,
+    gated=False,
+    bias="qkvo",
+    mlp_bias=True,
+    positions="learned",
+    layout=_bert_layout("bert."),
+    ignored=(r"embeddings\.position_ids$", r"embeddings\.token_type_ids$"),
+    prefixes=((("bert.", ""),),),
+    endings=_GAMMA,
+    optional=("pooler.",),
+    task_heads=(r"^cls\.", r"^classifier\.", r"^qa_outputs\."),
+    finish_encoder=_finish_bert,
+)
+
 FAMILIES = (
-    Family(
-        name="bert",
-        model_types=("bert",),
-        stack="encoder",
-        spellings=_SIZES,
-        defaults={"context": 512, "norm_eps": 1e-12},
-        norm="layer",
-        shift=True,
-        norm_places=("post_attention", "post_mlp"),
-        final_norm=False,
-        embedding_norm=True,
-        gated=False,
-        bias="qkvo",
-        mlp_bias=True,
-        positions="learned",
-        layout=_bert_layout("bert."),
-        ignored=(r"embeddings\.position_ids$", r"embeddings\.token_type_ids$"),
-        prefixes=((("bert.", ""),),),
-        endings=_GAMMA,
-        optional=("pooler.",),
-        task_heads=(r"^cls\.", r"^classifier\.", r"^qa_outputs\."),
-        finish_encoder=_finish_bert,
-    ),
-    Family(
+    _BERT,
+    replace(
+        _BERT,
         name="roberta",
         model_types=("roberta", "xlm-roberta", "camembert"),
-        stack="encoder",
-        spellings=_SIZES,
-        defaults={"context": 512, "norm_eps": 1e-12},
-        norm="layer",
-        shift=True,
-        norm_places=("post_attention", "post_mlp"),
-        final_norm=False,
-        embedding_norm=True,
-        gated=False,
-        bias="qkvo",
-        mlp_bias=True,
-        positions="learned",
         layout=_bert_layout("roberta."),
-        ignored=(r"embeddings\.position_ids$", r"embeddings\.token_type_ids$"),
         prefixes=((("roberta.", ""),),),
-        optional=("pooler.",),
+        endings=(),
         task_heads=(r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."),
-        finish_encoder=_finish_bert,
     ),
-    Family(
+    replace(
+        _BERT,
         name="distilbert",
         model_types=("distilbert",),
-        stack="encoder",
         spellings={
             "encoder_width": ("hidden_dim",), "encoder_layers": ("n_layers",), "encoder_heads": ("n_heads",),
             "d_model": ("dim",),
         },  # fmt: skip
-        defaults={"context": 512, "norm_eps": 1e-12},
-        norm="layer",
-        shift=True,
-        norm_places=("post_attention", "post_mlp"),
-        final_norm=False,
-        embedding_norm=True,
-        gated=False,
-        bias="qkvo",
-        mlp_bias=True,
-        positions="learned",
         layout=(
             Stored("distilbert.embeddings.word_embeddings.weight", (("tokens", "l m"),)),
             Stored("distilbert.embeddings.position_embeddings.weight", (("encoder.positions", "p m"),)),
@@ -138,6 +118,8 @@ FAMILIES = (
         ),
         ignored=(r"embeddings\.position_ids$",),
         prefixes=((("distilbert.", ""),),),
+        endings=(),
+        optional=(),
         task_heads=(r"^vocab_", r"^pre_classifier\.", r"^classifier\.", r"^qa_outputs\."),
         finish_encoder=_finish_distilbert,
     ),
