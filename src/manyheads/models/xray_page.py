@@ -20,7 +20,6 @@ _SHORT = {
     "vLLM without its hybrid cache manager": "vLLM, all full",
 }
 _SINK = "first token"
-_BESIDE = f"beside the sink, {_SINK}"
 _AFTER = "What do engines really hold?"
 
 
@@ -58,7 +57,7 @@ def _facts(data: Any) -> tuple[Fact, ...]:
         made.append(Fact("Perplexity", f"{text['scores']['perplexity']:,.1f}", words))
     labels = _labels(data)
     if labels:
-        made.append(Fact("Heads with a role", f"{_with_role(labels):,} of {len(labels):,}", _BESIDE))
+        made.append(Fact("Heads with a role", f"{_with_role(labels):,} of {len(labels):,}", f"{_SINK} not counted"))
     return tuple(made)
 
 
@@ -76,11 +75,11 @@ def _of_heads(data: Any) -> str:
     """What was found of heads, in a sentence; "" where nothing was."""
     said, labels = [], _labels(data)
     if labels:
-        said.append(f"{_with_role(labels):,} of {len(labels):,} have a role {_BESIDE}")
+        said.append(f"{_with_role(labels):,} of {len(labels):,} have a role beside the sink ({_SINK})")
     own = data.get("heads", {}).get("removable", {"reason": "not asked"})
     if not own["reason"] and own["texts"]:
-        counts = sorted({row["heads"] for row in own["texts"]})
-        between = " to ".join(f"{count:,}" for count in (counts[0], counts[-1])[: len(counts)])
+        counts = sorted(row["heads"] for row in own["texts"])
+        between = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
         said.append(f"{between} of {own['texts'][0]['total']:,} can go together for {own['share']:.0%} more loss")
     return f"Heads: {'; '.join(said)}" if said else ""
 
