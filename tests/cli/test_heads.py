@@ -168,7 +168,9 @@ def test_roles_are_tested_and_the_bos_is_said(capsys: Any, tiny: Any, text: str)
     assert "roles: " in err
 
 
-def test_a_page_to_look_into_where_the_file_s_name_asks_for_one(capsys: Any, tiny: Any, text: str, tmp_path: Path) -> None:
+def test_a_page_to_look_into_where_the_file_s_name_asks_for_one(
+    capsys: Any, tiny: Any, text: str, tmp_path: Path
+) -> None:
     status, out, err = quick(capsys, tiny("llama"), text, "--head", "1:2", "--output", str(tmp_path / "heads.html"))
     page = (tmp_path / "heads.html").read_text()
     assert (status, out) == (0, "")
@@ -189,7 +191,7 @@ def test_a_head_that_was_removed_is_said_to_be(capsys: Any, tiny: Any, text: str
     export(tiny("llama"), "0:1,2", tmp_path / "out", form="padded")
     said = refused(capsys, tmp_path / "out", "--text", text, "--head", "0:2")
     assert said == "manyheads: --head 0:2 was removed before; its layer still has 0, 3"
-    status, out, _ = quick(capsys, tmp_path / "out", text, "--csv")
+    _, out, _ = quick(capsys, tmp_path / "out", text, "--csv")
     assert [row["head"] for row in csv.DictReader(io.StringIO(out))] == ["0:0", "0:3", "1:0", "1:1", "1:2", "1:3"]
 
 

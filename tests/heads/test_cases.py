@@ -42,6 +42,7 @@ from manyheads.heads.trial import logits_of  # noqa: E402
 from manyheads.models import door as doors  # noqa: E402
 from manyheads.models import door_attentions  # noqa: E402
 from manyheads.models.door import opened  # noqa: E402
+from peak_memory import PEAK_BYTES, needs_proc  # noqa: E402
 
 FIGURES = ("entropy", "distance", "spread", "output_norm", "offsets")
 
@@ -164,8 +165,10 @@ def test_o73_frozen_models_have_scores_gates_and_a_choice() -> None:
             assert "\n" not in str(caught.value), name
 
 
-_PEAK = """
-import resource, sys, torch
+_PEAK = (
+    PEAK_BYTES
+    + """
+import sys, torch
 sys.path[:0] = {path!r}
 torch.set_num_threads(1)
 from tiny_transformers import build
@@ -183,14 +186,15 @@ def kept(model, batches):
         for batch in batches: model(batch, use_cache=False)
 which = {{"kept": kept, "statistics": statistics, "importance": importance,
          "ablation": lambda model, batches: ablation(model, batches, heads={{0: (1,)}})}}["{which}"]
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 which(model, texts(5))
-before = peak()
+before = peak_bytes()
 which(model, texts({more}))
-print(peak() - before)
+print(peak_bytes() - before)
 """
+)
 
 
+@needs_proc
 @pytest.mark.parametrize("which", ["statistics", "importance", "ablation"])
 def test_o85_memory_does_not_grow_with_the_number_of_batches(python: Any, which: str) -> None:
     """Fifty batches after five. The weights of one are 21 MB (3 layers, 2 texts, 6 heads, 384 x 384): kept, 950 MB more."""
@@ -199,6 +203,7 @@ def test_o85_memory_does_not_grow_with_the_number_of_batches(python: Any, which:
     assert int(asked.stdout) < 30e6
 
 
+@needs_proc
 def test_o85_weights_that_are_kept_would_be_seen(python: Any) -> None:
     asked = python("-c", _PEAK.format(path=[p for p in sys.path if p], which="kept", more=10))
     assert asked.returncode == 0, asked.stderr

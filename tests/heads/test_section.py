@@ -234,7 +234,7 @@ def test_an_encoder_without_a_head_drifts(tmp_path) -> None:
     assert "no first-order scores" in " ".join(shown.notes)
     text = page(report, widgets=section.widgets(data))
     assert "How far the output drifts, of the variance" in text
-    assert re.search(r"drift \+[0-9.e-]+ without it", text)
+    assert re.search(r"drift \+[0-9.e-]+ of the variance[^;]* without it", text)
 
 
 def test_an_encoder_decoder_has_maps_of_all_three_stages(made) -> None:

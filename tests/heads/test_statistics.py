@@ -22,6 +22,7 @@ from manyheads.heads.batches import padded, windows
 from manyheads.heads.statistics import MASSES, HeadStatistics, Recorder, statistics
 from manyheads.models.door import Call, opened
 from manyheads.ops import softmax
+from peak_memory import PEAK_BYTES, needs_proc
 from tiny_transformers import build, inputs
 
 ARRAYS = ("offsets", "top_offsets", "entropy", "distance", "spread", "sink", "output_norm")
@@ -248,24 +249,27 @@ def held_bytes(thing: Any, seen: set[int] | None = None) -> int:
     return sum(held_bytes(x, seen) for x in vars(thing).values()) if hasattr(thing, "__dict__") else 0
 
 
-_PEAK = """
-import resource, sys, torch
+_PEAK = (
+    PEAK_BYTES
+    + """
+import sys, torch
 sys.path[:0] = {path!r}
 torch.set_num_threads(1)
 from manyheads.heads.statistics import statistics
 from tiny_transformers import build
 model = build("llama", attention="sdpa", num_hidden_layers=1)
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 statistics(model, [torch.ones(1, 64, dtype=torch.long)])
 ids = torch.randint(3, 60, (1, {tokens}))
 with torch.no_grad():
     model(ids, use_cache=False, logits_to_keep=1)
-before = peak()
+before = peak_bytes()
 statistics(model, [ids])
-print(peak() - before)
+print(peak_bytes() - before)
 """
+)
 
 
+@needs_proc
 def test_o18_o86_no_score_matrix_is_held(python: Any) -> None:
     """4,096 tokens, six heads: the scores of one layer would be 400 MB, the pass adds less than a sixth of it."""
     import sys

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer import multihead_forward  # noqa: E402
 from manyheads.layer.multihead import MultiheadAttention, multi_head_attention_forward  # noqa: E402
+from peak_memory import PEAK_BYTES  # noqa: E402
 
 either_way = pytest.mark.parametrize("need_weights", [True, False])
 
@@ -183,7 +184,9 @@ def test_exports_with_batch_and_length_open() -> None:
     torch.testing.assert_close(program.module()(x, PADDING), ours(x, x, x, PADDING)[0])
 
 
-MEMORY = """
+MEMORY = (
+    PEAK_BYTES
+    + """
 import sys, torch
 from manyheads.layer.multihead import MultiheadAttention
 torch.set_num_threads(1)
@@ -198,16 +201,12 @@ def run(tokens):
     if how != "alone":
         out.sum().backward()
 
-def most():
-    # not ru_maxrss: a child starts with its parent's, and a test run is a large parent
-    lines = open("/proc/self/status").read().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) * 1024
-
 run(64)
-before = most()
+before = peak_bytes()
 run(tokens)
-print(most() - before)
+print(peak_bytes() - before)
 """
+)
 
 
 def most_bytes(python, *words):

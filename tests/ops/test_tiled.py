@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,31 +11,35 @@ import torch
 from attention_calls import SHAPES, arguments, tensors
 from manyheads.errors import SpecError
 from manyheads.ops import masks, softmax, tiled
+from peak_memory import PEAK_BYTES, needs_proc
 
 # The peak of a call in a process of its own: what the process ever held, less what it held before the call.
-MEASURE = """
-import json, resource, sys, time
+MEASURE = (
+    PEAK_BYTES
+    + """
+import json, sys, time
 import torch
 from manyheads.ops import masks, sdpa, tiled
 torch.set_num_threads(1)
 form = {"tiled": tiled.attention, "sdpa": sdpa.attention}[sys.argv[1]]
 q, k, v = (torch.randn(1, 1, 50_000, 8, requires_grad=True) for _ in range(3))
 form(q[:, :, :64], k[:, :, :64], v[:, :, :64], scale=0.3, visible=masks.window(16)).sum().backward()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 start = time.perf_counter()
 out = form(q, k, v, scale=0.3, visible=masks.window(16))
 out.sum().backward()
 seconds = time.perf_counter() - start
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+after = peak_bytes()
 i = 46_400  # beyond 2^31 pairs
 rows = slice(i - 15, i + 1)
 row = torch.softmax(0.3 * q[0, 0, i] @ k[0, 0, rows].T, -1) @ v[0, 0, rows]
-print(json.dumps({"bytes": 1024 * (after - before), "seconds": seconds, "off": (row - out[0, 0, i]).abs().max().item(),
+print(json.dumps({"bytes": after - before, "seconds": seconds, "off": (row - out[0, 0, i]).abs().max().item(),
                   "finite": bool(q.grad.isfinite().all())}))
 """
+)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
+@needs_proc
 @pytest.mark.parametrize("form", ["tiled", "sdpa"])
 def test_o61_50_000_tokens_in_a_window_stay_under_1_gib(form: str, python: Callable[..., object]) -> None:
     done = python("-c", MEASURE, form)

@@ -64,10 +64,12 @@ def _read(told: Mapping[str, Any]) -> Table:
 
 def _notes(told: Mapping[str, Any]) -> list[HeadNote]:
     """What is known of each head; the one that was asked for first, else one that has a role which few have."""
-    exact = told["importance"] is not None and told["importance"]["method"] != "first-order"
+    own = told["importance"]
+    exact = own is not None and own["method"] != "first-order"
+    kind = "" if own is None else "loss without it" if exact else "first order"
     notes = []
     for row in told["heads"]:
-        words = f"importance {row['importance']:.2g}" if row["importance"] is not None else ""
+        words = f"{kind} {row['importance']:.2g} {own['unit']}" if row["importance"] is not None else ""
         said = "; ".join(part for part in (row["role"], words) if part)
         notes.append(HeadNote(parse_head(row["head"]), row["role"], said, row["importance"], exact=exact))
     if told["one"] is not None:

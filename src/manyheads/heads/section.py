@@ -184,9 +184,10 @@ def _notes(data: dict[str, Any]) -> list[HeadNote]:
         label, row = labels.get(address, ""), scores.get(address)
         words = [told[label, address]] if label else []
         if row is not None:
-            words += [f"first order {row['first_order']:.2g}"] if row["first_order"] is not None else []
+            unit = weights["unit"]
+            words += [f"first order {row['first_order']:.2g} {unit}"] if row["first_order"] is not None else []
             what = "drift" if weights["objective"] == DRIFT else "loss"
-            words += [f"{what} {row['loss_without']:+.2g} without it"] if row["loss_without"] is not None else []
+            words += [f"{what} {row['loss_without']:+.2g} {unit} without it"] if row["loss_without"] is not None else []
         exact = row is not None and row["loss_without"] is not None
         notes.append(HeadNote(parse_head(address), label, "; ".join(words), row["score"] if row else None, exact=exact))
     clearest = {
