@@ -111,6 +111,7 @@ def peak_bytes(way: str, count: int, threads: int) -> int:
 
 def page(rows: list[list[str]], worst: float, threads: int) -> str:
     """The whole of docs/head-statistics.md."""
+    asked = "".join(f" {word}" for word in sys.argv[1:])
     head = ["tokens", "plain forward, s", "with statistics, s", "times", "plain, MiB", "with statistics, MiB", "times",
             "ns a score"]  # fmt: skip
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---:"] * len(head), *rows))
@@ -123,7 +124,7 @@ loading included. A score is one query and one key of one head; its time is what
 {table}
 
 Figures of layers {", ".join(map(str, CHECKED_LAYERS))} at {CHECKED_TOKENS} tokens differ from those of whole matrices by at
-most {worst:.1e}. Written by `python bench/head_statistics.py` on {date.today().isoformat()}, {threads} threads, torch
+most {worst:.1e}. Written by `python bench/head_statistics.py{asked}` on {date.today().isoformat()}, {threads} threads, torch
 {torch.__version__}, Python {platform.python_version()}. Neither the length of a text nor the number of texts adds to the memory
 beside the forward's own (`tests/heads/test_statistics.py`).
 """
