@@ -76,6 +76,7 @@ def test_three_in_a_row_are_written_as_a_range() -> None:
         ("", "not a list"),
         ("0:1;", "not a list"),
         ("0", "not a list"),
+        ("०:१", "not a list"),  # digits of another script
         ("-1:2", "not a list"),
         ("0:a", "not a list"),
         ("middle/0:1", "names heads of the stage 'middle'"),

@@ -24,9 +24,9 @@ __all__ = ["Head", "Heads", "addresses", "by_layer", "check_heads", "format_head
            "parse_head", "parse_heads", "parse_staged"]  # fmt: skip
 
 _STAGE = r"(?:(?P<stage>(?!\d)[^\s/:;,]{1,100})/)?"
-_ONE = re.compile(_STAGE + r"(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))")
+_ONE = re.compile(_STAGE + r"(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))", re.ASCII)
 _SOME = r"\d+(?:\s*-\s*\d+)?"
-_LAYER = re.compile(_STAGE + rf"(?P<layer>\d+):(?P<heads>{_SOME}(?:\s*,\s*{_SOME})*)")
+_LAYER = re.compile(_STAGE + rf"(?P<layer>\d+):(?P<heads>{_SOME}(?:\s*,\s*{_SOME})*)", re.ASCII)
 _MOST_HEADS = 10_000  # of a range, which is written out
 _VALID = 'valid: "17:3" or "L17H3", and "cross/17:3" where a model has several stacks'
 _VALID_HEADS = 'valid: "0:1,3;5:2", {0: (1, 3)}, {"cross": {0: (1, 3)}}, or addresses such as Head(0, 1)'
