@@ -312,7 +312,7 @@ def test_the_demo_shows_what_is_published_of_smollm2(demo) -> None:
     roles = {one["role"]: one["heads"] for one in data["heads"]["roles"]["roles"]}
     assert [row["head"] for row in roles["induction"][:3]] == ["18:6", "17:3", "17:4"]
     assert len(data["heads"]["importance"]["heads"]) == data["heads"]["maps"]["heads"] == 270
-    for word in ("134,515,008", "LlamaForCausalLM", "as predicted, to the byte", "Next: manyheads cost "):
+    for word in ("134,515,008", "LlamaForCausalLM", "as predicted, to the byte", "Next: manyheads cost smollm2-135m "):
         assert word in done.stdout
     assert "Traceback" not in done.stderr
     assert len((folder / "xray.html").read_bytes()) < 5 << 20

