@@ -20,7 +20,7 @@ from manyheads.checkpoints.telltale import is_harmless, is_inert, is_telltale
 from manyheads.errors import CheckpointError, SpecError
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["ASSUMPTIONS", "ModelConfig", "read_config", "text_part"]
+__all__ = ["ASSUMPTIONS", "ModelConfig", "NotUnderstoodError", "read_config", "text_part"]
 
 ASSUMPTIONS = ("", "full")
 
@@ -33,6 +33,14 @@ _DTYPES = {
     "float64": "fp64", "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "uint8": "int8",
 }  # fmt: skip
+
+
+class NotUnderstoodError(CheckpointError):
+    """A setting changes attention and is not understood. `said`: which, without the advice how to price it all the same."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(f"{said}. `--assume full` prices plain full attention instead")
+        self.said = said
 
 
 @dataclass(frozen=True)
@@ -163,9 +171,8 @@ def _settle(fields: Fields, doubts: list[Doubt], family: Family, assume: str, no
     if assume != "full":
         first = doubts[0]
         more = f" ({len(doubts) - 1} more such)" if len(doubts) > 1 else ""
-        fields.fail(
-            f"{first.key} = {shown(first.value)} is not understood{more}: {first.why}; read as {family.name}. "
-            "`--assume full` prices plain full attention instead"
+        raise NotUnderstoodError(
+            f"{fields.source}: {first.key} = {shown(first.value)} is not understood{more}: {first.why}; read as {family.name}"
         )
     what = ", ".join(f"{doubt.key} {shown(doubt.value)}" for doubt in doubts[:3])
     notes.append(f"plain full attention is assumed on every layer; not understood: {what}")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.checkpoints.config import read_config, text_part
+from manyheads.checkpoints.config import NotUnderstoodError, read_config, text_part
 from manyheads.checkpoints.pruned import FORMS, KEY, Pruning, attention_at, places, shrunk
 from manyheads.errors import CheckpointError, ConversionError, ManyheadsError
 from manyheads.heads.plan import Plan, cannot_shrink
@@ -49,11 +49,8 @@ def about_removing() -> Iterator[None]:
     """Errors of reading a model, without the advice how to price what is not understood: its heads cannot be removed."""
     try:
         yield
-    except CheckpointError as error:
-        said, advice, _ = str(error).partition(". `--assume full`")
-        if not advice:
-            raise
-        raise CheckpointError(f"{said}; heads of attention that is not understood cannot be removed") from None
+    except NotUnderstoodError as error:
+        raise CheckpointError(f"{error.said}; heads of attention that is not understood cannot be removed") from None
 
 
 def stated_stack(settings: Mapping[str, Any], *, source: str) -> StackSpec:
