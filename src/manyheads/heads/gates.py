@@ -334,9 +334,8 @@ def _convergence(drawing: _Drawing, expected: Sequence[float], rate: float) -> C
     drift = sum(last) / quarter - sum(before) / quarter
     heads = int(sum(works.sum() for works in drawing.works.values()))
     most_undecided, most_drift = gates // 50, 0.01 * heads
-    least = math.ceil(
-        (_START - _SHUT) / (2 * rate)
-    )  # Adam moves a number by about its rate a step: half the way to closed
+    # Adam moves a number by about its rate a step: half the way to closed.
+    least = math.ceil((_START - _SHUT) / (2 * rate))
     converged = steps >= least and undecided <= most_undecided and abs(drift) <= most_drift
     text = (
         f"{undecided} of {gates} gates undecided (open with probability {low} to {high}; at most {most_undecided} expected), "
