@@ -133,6 +133,6 @@ def test_students_quantile_is_that_of_the_tables(degrees: int, t: float) -> None
 
 def test_the_interval_of_a_mean_by_hand() -> None:
     """1, 2, 3: mean 2, s = 1, n = 3, t of two degrees 4.302653: 2 +- 4.302653 / sqrt(3) = 2.484138."""
-    low, high = mean_interval(np.array([[1.0], [2.0], [3.0]]))
+    low, high = mean_interval(np.array([[1.0], [2.0], [3.0]]), np.ones(3))
     assert (low[0], high[0]) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
-    assert np.isnan(mean_interval(np.array([[1.0]]))).all()
+    assert np.isnan(mean_interval(np.array([[1.0]]), np.ones(1))).all()

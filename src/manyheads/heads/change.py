@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from manyheads.heads.address import Heads
 from manyheads.heads.metrics import Batch, Metric, as_batches, measured, metric_of
 from manyheads.heads.prune import mask
-from manyheads.heads.significance import student_quantile
+from manyheads.heads.significance import mean_interval
 from manyheads.models.door import opened
 
 __all__ = ["Change", "loss_change", "weighted_interval"]
@@ -59,18 +60,9 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def weighted_interval(values: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of a weighted mean of two values or more: mean ± t s, with n - 1 degrees of freedom and
-
-        s² = n / (n - 1) · sum of w² (x - mean)² / (sum of w)²
-
-    which for equal weights is the variance of a mean. Source: the estimate for a ratio in Cochran 1977, Sampling Techniques,
-    chapter 6.
-    """
-    count, total, middle = len(values), math.fsum(weights), _mean(values, weights)
-    squares = math.fsum((w * (x - middle)) ** 2 for x, w in zip(values, weights, strict=True))
-    error = math.sqrt(squares * count / (count - 1)) / total
-    half = student_quantile(count - 1) * error
-    return middle - half, middle + half
+    """The 95% interval of a weighted mean of two values or more, as in `significance.mean_interval`."""
+    low, high = mean_interval(np.array(values), np.array(weights))
+    return float(low), float(high)
 
 
 def loss_change(

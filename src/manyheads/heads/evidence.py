@@ -11,7 +11,7 @@ import numpy as np
 from manyheads.heads.address import Head
 from manyheads.heads.significance import benjamini_hochberg, bootstrap, paired_t, unit_mean
 
-__all__ = ["HOLDS", "LEAST_EFFECT", "Evidence", "Role", "beside", "corrected", "from_units", "number"]
+__all__ = ["HOLDS", "LEAST_EFFECT", "Evidence", "Role", "beside", "corrected", "from_units"]
 
 LEAST_EFFECT = 0.1
 """A head is given a role where its score is above the control by this much: with many windows a hair is significant."""
@@ -155,8 +155,3 @@ def corrected(found: Sequence[Evidence], *, fdr: float) -> tuple[tuple[Evidence,
 def beside(offset: int) -> str:
     """A key's place, -2 for two tokens before the query, in words that leave no doubt about the sign."""
     return f"{abs(offset)} {'before' if offset < 0 else 'after'}" if offset else "the token itself"
-
-
-def number(value: float) -> float | None:
-    """For JSON, which has no NaN."""
-    return None if math.isnan(value) else float(value)

@@ -13,7 +13,10 @@ from manyheads.heads.maps_page import token_texts
 from manyheads.heads.objective import reads_with_decoder
 from manyheads.models.load import Loaded
 
-__all__ = ["map_text"]
+__all__ = ["MAP_TOKENS", "map_text"]
+
+MAP_TOKENS = 2_048
+"""Of a text at most, where nothing else is asked for."""
 
 Texts = dict[str, list[str]]
 

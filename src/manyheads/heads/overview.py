@@ -7,7 +7,6 @@ differ.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +33,7 @@ from manyheads.models.load import Loaded, check_runnable, hushed, load_model
 from manyheads.models.reading import Reading
 from manyheads.models.scoring import token_ids
 from manyheads.models.surroundings import usual_threads
+from manyheads.report.jsonform import finite
 
 __all__ = ["IMPORTANCE", "SCHEMA", "Request", "overview"]
 
@@ -238,14 +238,14 @@ def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance 
             rows.append(
                 {"head": format_head(head), "stage": place.stage, "layer": place.layer, "number": number}
                 | _figures(found, row, number) | _strongest(found, row, number)
-                | {"role": labels.get(head, ""), "importance": None if scores is None else _number(scores.score(head))}
+                | {"role": labels.get(head, ""), "importance": None if scores is None else finite(scores.score(head))}
             )  # fmt: skip
     return rows
 
 
 def _figures(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
-    masses = {name: _number(array[row, number]) for name, array in found.mass.items()}
-    return {"mass": masses} | {name: _number(getattr(found, name)[row, number]) for name in _PLAIN}
+    masses = {name: finite(array[row, number]) for name, array in found.mass.items()}
+    return {"mass": masses} | {name: finite(getattr(found, name)[row, number]) for name in _PLAIN}
 
 
 def _strongest(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def _strongest(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
     if np.isnan(shares).all():
         return {"top_offset": None, "top_offset_share": None}
     best = int(np.nanargmax(shares))
-    return {"top_offset": best - found.reach, "top_offset_share": _number(shares[best])}
+    return {"top_offset": best - found.reach, "top_offset_share": finite(shares[best])}
 
 
 def _chance(found: HeadStatistics) -> list[dict[str, Any]]:
@@ -272,13 +272,9 @@ def _one(found: HeadStatistics, head: Head) -> dict[str, Any]:
     assert found.chance is not None
 
     def listed(array: np.ndarray) -> list[float | None]:
-        return [_number(x) for x in array]
+        return [finite(x) for x in array]
 
     return {
         "head": format_head(head), "offsets": listed(found.offsets[row, head.head]),
         "offsets_by_chance": listed(found.chance.offsets[row, 0]), "top_offsets": listed(found.top_offsets[row, head.head]),
     }  # fmt: skip
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

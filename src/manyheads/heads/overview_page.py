@@ -7,18 +7,18 @@ from typing import Any
 
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.alignment import Frame
-from manyheads.heads.map_text import map_text
+from manyheads.heads.map_text import MAP_TOKENS, map_text
 from manyheads.heads.maps import HeadMaps, fit, head_maps
 from manyheads.heads.maps_page import HeadNote, grid_widget, maps_widget
 from manyheads.heads.overview_tables import MEANS
+from manyheads.heads.role_tables import SHOWN_FIRST
 from manyheads.heads.watching import longest_text
 from manyheads.models.load import Loaded
 from manyheads.report.html import Widget, render_html
 from manyheads.report.value import Column, Report, Table
 
-__all__ = ["MAP_TOKENS", "Pictures"]
+__all__ = ["Pictures"]
 
-MAP_TOKENS = 2_048
 READ = "What was read?"
 
 
@@ -75,8 +75,5 @@ def _notes(told: Mapping[str, Any]) -> list[HeadNote]:
     if told["one"] is not None:
         return sorted(notes, key=lambda note: format_head(note.head) != told["one"]["head"])
     return sorted(
-        notes, key=lambda note: _SHOWN_FIRST.index(note.role) if note.role in _SHOWN_FIRST else len(_SHOWN_FIRST)
+        notes, key=lambda note: SHOWN_FIRST.index(note.role) if note.role in SHOWN_FIRST else len(SHOWN_FIRST)
     )
-
-
-_SHOWN_FIRST = ("induction", "duplicate token", "previous token")

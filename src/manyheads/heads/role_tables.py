@@ -7,12 +7,14 @@ from typing import Any
 
 from manyheads.report.value import Column, Table
 
-__all__ = ["CONTROLS", "ORDER", "by_reason", "controls", "correction", "role_name", "two"]
+__all__ = ["CONTROLS", "ORDER", "SHOWN_FIRST", "by_reason", "controls", "correction", "role_name", "two"]
 
 CONTROLS = "What is a role scored by, and what is it held against?"
 ORDER = (
     "heads were chosen and put in order on one half of the windows and scored on the other, where scores need not fall"
 )
+SHOWN_FIRST = ("induction", "duplicate token", "previous token")
+"""The map that is open first is of the clearest head of the first of these roles: few heads have it, and it can be seen."""
 _WITH_DISTANCE = ("fixed offset", "positional")
 
 

@@ -24,12 +24,13 @@ from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.coreference import coreference
 from manyheads.heads.detectors import FARTHEST, TEXT_MEASURES, measure_text, vocabulary
-from manyheads.heads.evidence import HOLDS, Evidence, Role, beside, corrected, from_units, number
+from manyheads.heads.evidence import HOLDS, Evidence, Role, beside, corrected, from_units
 from manyheads.heads.induction import induction
 from manyheads.heads.significance import unit_mean
 from manyheads.heads.syntax import DIRECTIONS, RelationScores, collect, judge
 from manyheads.heads.watching import Batch, longest_text, watch
 from manyheads.models.scoring import token_ids
+from manyheads.report.jsonform import finite
 
 __all__ = ["POSITIONAL_SHARE", "Role", "RoleReport", "roles"]
 
@@ -125,10 +126,10 @@ def _evidence_json(one: Evidence) -> dict[str, Any]:
     for at in range(len(one.heads)):
         role = one.role(at)
         figures = {
-            name: number(getattr(role, name))
+            name: finite(getattr(role, name))
             for name in ("chosen", "score", "null", "low", "high", "p_value", "q_value")
         }
-        ahead = number(float(one.ahead[at]))
+        ahead = finite(float(one.ahead[at]))
         rows.append(
             {"head": format_head(role.head), "ahead": ahead, **figures, "detail": role.detail, "verdict": role.verdict}
         )

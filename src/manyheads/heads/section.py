@@ -6,7 +6,6 @@ maps, which are for the page only, stay with the section.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,19 +15,20 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.conllu import Sentence
 from manyheads.heads.importance import FIRST_ORDER
-from manyheads.heads.map_text import map_text
+from manyheads.heads.map_text import MAP_TOKENS, map_text
 from manyheads.heads.maps import HeadMaps, fit, head_maps
 from manyheads.heads.maps_page import HeadNote, grid_widget, maps_widget, token_texts
 from manyheads.heads.objective import DRIFT
+from manyheads.heads.role_tables import SHOWN_FIRST
 from manyheads.heads.roles import RoleReport, roles
 from manyheads.heads.section_importance import around, weighed
 from manyheads.heads.section_tables import CLEAREST, MATTER, ROLES, tables
 from manyheads.models.xray_parts import Part, Running
 from manyheads.report.html import Widget
+from manyheads.report.jsonform import finite
 
 __all__ = ["MAP_TOKENS", "HeadsSection"]
 
-MAP_TOKENS = 2_048
 
 Say = Callable[[str], None]
 
@@ -147,8 +147,8 @@ def _told_roles(found: RoleReport) -> dict[str, Any]:
         holding = found.clearest(one.name)
         heads = [
             {
-                "head": format_head(role.head), "score": role.score, "control": _finite(role.null), "low": _finite(role.low),
-                "high": _finite(role.high), "q_value": _finite(role.q_value), "detail": role.detail,
+                "head": format_head(role.head), "score": role.score, "control": finite(role.null), "low": finite(role.low),
+                "high": finite(role.high), "q_value": finite(role.q_value), "detail": role.detail,
             }
             for place, role in enumerate(holding)
             if place < CLEAREST or labels[role.head] == one.name
@@ -162,10 +162,6 @@ def _told_roles(found: RoleReport) -> dict[str, Any]:
         "not_tested": [{"role": name, "why": why} for name, why in found.not_tested],
         "labels": {format_head(head): label for head, label in labels.items()},
     }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _notes(data: dict[str, Any]) -> list[HeadNote]:
@@ -193,8 +189,5 @@ def _notes(data: dict[str, Any]) -> list[HeadNote]:
     clearest = {
         one["role"]: one["heads"][0]["head"] for one in ([] if found["reason"] else found["roles"]) if one["heads"]
     }
-    first = next((clearest[role] for role in _SHOWN_FIRST if role in clearest), "")
+    first = next((clearest[role] for role in SHOWN_FIRST if role in clearest), "")
     return sorted(notes, key=lambda note: format_head(note.head) != first)
-
-
-_SHOWN_FIRST = ("induction", "duplicate token", "previous token")

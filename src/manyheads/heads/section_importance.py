@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head
 from manyheads.heads.alignment import Frame
@@ -21,6 +18,7 @@ from manyheads.heads.places import place_of
 from manyheads.heads.significance import mean_interval
 from manyheads.heads.watching import longest_text
 from manyheads.models.xray_parts import Running
+from manyheads.report.jsonform import finite
 
 __all__ = ["EXTREMES", "HALVES", "WINDOWS", "WINDOW_TOKENS", "around", "weighed"]
 
@@ -143,7 +141,7 @@ def _order(found: Importance, count: int, *, first: bool) -> list[Head]:
 def _told(first: Importance | None, exact: Importance, *, every: bool) -> dict[str, Any]:
     """A row a head; `method` is that of `score`, which the grid shows and heads are ordered by."""
     judged = set(exact.heads())
-    low, high = (torch.from_numpy(each) for each in mean_interval(exact.by_batch.numpy()))
+    low, high = mean_interval(exact.by_batch.numpy(), exact.weights.numpy())
     exactly = every or first is None
     rows = []
     for head in (first or exact).heads():
@@ -153,7 +151,7 @@ def _told(first: Importance | None, exact: Importance, *, every: bool) -> dict[s
         rows.append(
             {
                 "head": format_head(head), "first_order": own, "loss_without": loss,
-                "loss_low": _finite(low[at]), "loss_high": _finite(high[at]), "score": loss if exactly else own,
+                "loss_low": finite(float(low[at])), "loss_high": finite(float(high[at])), "score": loss if exactly else own,
             }
         )  # fmt: skip
     return {
@@ -162,10 +160,6 @@ def _told(first: Importance | None, exact: Importance, *, every: bool) -> dict[s
         "first_order_seconds": first.seconds if first is not None else None, "exact_seconds": exact.seconds,
         "prefix_reused": exact.reused,
     }  # fmt: skip
-
-
-def _finite(value: Tensor) -> float | None:
-    return float(value) if bool(torch.isfinite(value)) else None
 
 
 def _agreement(first: Importance | None, exact: Importance) -> float | None:

@@ -87,14 +87,20 @@ def paired_t(differences: np.ndarray) -> np.ndarray:
     return answer.reshape(differences.shape[1:])
 
 
-def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 95% interval of the mean over units (axis 0), mean ± t · s / √n with Student's t of n - 1 degrees; NaN below two
-    units."""
-    units = values.shape[0]
-    mean = values.mean(0)
+def mean_interval(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 95% interval of the weighted mean over units (axis 0): mean ± t s, with n - 1 degrees of freedom and
+
+        s² = n / (n - 1) · sum of w² (x - mean)² / (sum of w)²
+
+    which for equal weights is the variance of a mean. NaN below two units. Source: the estimate for a ratio in Cochran 1977,
+    Sampling Techniques, chapter 6.
+    """
+    units, share = len(values), weights / weights.sum()
+    mean = np.tensordot(share, values, 1)
     if units < 2:
         return np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    half = student_quantile(units - 1) * values.std(0, ddof=1) / math.sqrt(units)
+    error = np.sqrt(np.tensordot(share**2, (values - mean) ** 2, 1) * units / (units - 1))
+    half = student_quantile(units - 1) * error
     return mean - half, mean + half
 
 

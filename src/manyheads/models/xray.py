@@ -25,6 +25,7 @@ from manyheads.models.scoring import MOST_WINDOW, Scores, score, shuffled, token
 from manyheads.models.surroundings import machine, usual_threads, versions
 from manyheads.models.xray_cost import KV_DTYPE, cache_curve, default_contexts, next_command
 from manyheads.models.xray_parts import Part, Running, Section
+from manyheads.report.jsonform import finite
 from manyheads.report.units import duration
 from manyheads.report.value import Report
 from manyheads.spec.kv import Heads
@@ -221,10 +222,6 @@ def _bos(tokenizer: Any) -> int:
 
 def _scored(found: Scores) -> dict[str, Any]:
     """As JSON, which knows no infinity: what is not finite is null."""
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     return {
         "scored_tokens": found.scored,
         "loss": finite(found.loss),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manyheads.report.value import Report
 
-__all__ = ["dumps", "encode"]
+__all__ = ["dumps", "encode", "finite"]
 
 
 def dumps(report: Report) -> str:
@@ -26,6 +26,11 @@ def encode(data: Mapping[str, object]) -> str:
     """
     _check(data, "data")
     return json.dumps(data, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON can say it: None for NaN and infinities."""
+    return float(value) if math.isfinite(value) else None
 
 
 def _check(value: object, path: str) -> None:
