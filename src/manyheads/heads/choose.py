@@ -156,8 +156,8 @@ def choose(
 
 
 def _scores(
-    model: Any, known: Described, gone: Sequence[Head], batches: Batches, method: str, *, whole_groups: bool, by_layer: bool, metric: Metric | None,
-    say: Say,
+    model: Any, known: Described, gone: Sequence[Head], batches: Batches, method: str, *, whole_groups: bool,
+    by_layer: bool, metric: Metric | None, say: Say,
 ) -> dict[Head, float]:  # fmt: skip
     """The importance of every working head by its original number, with the heads of `gone` masked; its share of that of
     its whole group where this was measured."""

@@ -13,6 +13,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.batches import lazily, prepared
 
 __all__ = [
+    "IGNORED",
     "Batch",
     "Metric",
     "as_batches",
@@ -29,7 +30,7 @@ Batch = dict[str, Any]
 # things that it is the mean of: (value, count). Without it each sequence counts once.
 Metric = Callable[[Any, Batch], Tensor | tuple[Tensor, float]]
 
-_IGNORED = -100  # the label that transformers does not score
+IGNORED = -100  # the label that transformers does not score
 _BLOCK_NUMBERS = 1 << 22  # logits that a loss is made of at a time
 
 
@@ -84,7 +85,7 @@ def _own_loss(outputs: Any, batch: Batch, *, shifted: int) -> tuple[Tensor, floa
     if loss is None:
         raise ManyheadsError("the batch has labels and the model returned no loss for them; pass metric=")
     labels = batch["labels"]
-    return loss, int((labels[:, shifted:] != _IGNORED).sum()) if labels.dim() > 1 else len(labels)
+    return loss, int((labels[:, shifted:] != IGNORED).sum()) if labels.dim() > 1 else len(labels)
 
 
 def next_token_loss(outputs: Any, batch: Batch, *, before: int = 0, after: int = 0) -> tuple[Tensor, float]:
@@ -99,16 +100,16 @@ def next_token_loss(outputs: Any, batch: Batch, *, before: int = 0, after: int =
         missing = "input_ids in the batch" if ids is None else "logits in what the model returned"
         raise ManyheadsError(f"there are no {missing}, which the loss of the next token needs; pass metric=")
     # One label a row of logits, the last row's ignored: cutting the logits instead would copy them.
-    labels = torch.cat((ids[:, 1:], torch.full_like(ids[:, :1], _IGNORED)), 1)
+    labels = torch.cat((ids[:, 1:], torch.full_like(ids[:, :1], IGNORED)), 1)
     mask = batch.get("attention_mask")
     if mask is not None:
         # A first token behind left padding would be guessed from padding.
         seen = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
-        labels[:, :-1].masked_fill_(~seen, _IGNORED)
-    labels[:, :before] = _IGNORED
+        labels[:, :-1].masked_fill_(~seen, IGNORED)
+    labels[:, :before] = IGNORED
     if after:
-        labels[:, -after - 1 :] = _IGNORED
-    count = int((labels != _IGNORED).sum())
+        labels[:, -after - 1 :] = IGNORED
+    count = int((labels != IGNORED).sum())
     if not count:
         raise ManyheadsError(f"a batch of {tuple(ids.shape)} tokens has none to score; each text needs at least 2")
     return summed_cross_entropy(logits, labels) / count, count
@@ -125,7 +126,7 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     total = logits.new_zeros((), dtype=wide)
     for part, own in zip(logits.split(rows, 1), labels.split(rows, 1), strict=True):
         total = total + torch.nn.functional.cross_entropy(
-            part.to(wide).flatten(0, 1), own.flatten(), ignore_index=_IGNORED, reduction="sum"
+            part.to(wide).flatten(0, 1), own.flatten(), ignore_index=IGNORED, reduction="sum"
         )
     return total
 

@@ -29,7 +29,15 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.alignment import Frame
-from manyheads.heads.metrics import Batch, Metric, as_batches, is_causal, next_token_loss, summed_cross_entropy
+from manyheads.heads.metrics import (
+    IGNORED,
+    Batch,
+    Metric,
+    as_batches,
+    is_causal,
+    next_token_loss,
+    summed_cross_entropy,
+)
 from manyheads.heads.prune import describe
 from manyheads.models.door import opened
 
@@ -39,7 +47,6 @@ HIDDEN_SHARE = 0.15
 """Of the tokens of a window, as in BERT's training (arXiv 1810.04805, section 3.1) and T5's (arXiv 1910.10683, 3.1.4)."""
 DRIFT = "drift"
 _NATS = "nats a token"
-_IGNORED = -100
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +133,7 @@ def hidden_loss(outputs: Any, batch: Batch) -> tuple[Tensor, float]:
         logits = getattr(outputs, "prediction_logits", None)  # BertForPreTraining
     if logits is None:
         raise ManyheadsError("it returns no logits of its tokens, so its text has no loss")
-    asked = batch["labels"] != _IGNORED
+    asked = batch["labels"] != IGNORED
     # Where logits come flat and for the labels alone, as ModernBERT's can, they are in this order already.
     rows = logits[asked] if logits.dim() == 3 else logits
     count = int(asked.sum())
@@ -173,7 +180,7 @@ class _Maker:
     def labelled(self, row: Sequence[int], at: Iterable[int]) -> Tensor:
         """Labels for the framed row: its tokens `at`, and none elsewhere."""
         ids = self.framed(row)
-        labels = torch.full_like(ids, _IGNORED)
+        labels = torch.full_like(ids, IGNORED)
         for place in at:
             labels[0, len(self._around.before) + place] = row[place]
         return labels
@@ -191,7 +198,7 @@ class _Masked(_Maker):
 
     def batch(self, row: list[int], number: int) -> Batch:
         labels = self.labelled(row, self.drawn(row, number))
-        ids = self.framed(row).masked_fill(labels != _IGNORED, self._mask)
+        ids = self.framed(row).masked_fill(labels != IGNORED, self._mask)
         return {"input_ids": ids, "labels": labels}
 
 
@@ -233,7 +240,7 @@ class _Spans(_Maker):
             if place - 1 not in hidden:
                 source.append(self._sentinels[spans])
                 target.append(self._sentinels[spans])
-                labels.append(_IGNORED)
+                labels.append(IGNORED)
                 spans += 1
             target.append(token)
             labels.append(token)
