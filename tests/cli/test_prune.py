@@ -12,6 +12,7 @@ import pytest
 import tiny_models
 from manyheads.cli.main import main
 from manyheads.heads.pruning_tables import report
+from manyheads.models.reading import Reading
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -206,6 +207,29 @@ def test_gates_choose_too(capsys, here, llama) -> None:
     assert status == 0
     assert told["chosen"].startswith("gates at a penalty of 0.5")
     assert told["heads_removed"] >= 1
+
+
+@pytest.mark.parametrize("family", ["gemma2", "bert", "t5", "whisper"])
+def test_named_heads_need_no_tokenizer(capsys, here, tmp_path, family: str) -> None:
+    """Transformers makes a tokenizer of no files for these: a loss on its tokens would be a number about nothing."""
+    folder = tiny_models.save(family, tmp_path / family, tokenizer=False)
+    status, out, _ = run(capsys, folder, "--heads", "0:0,1", "--output", "out", "--form", "padded", "--json")
+    told = json.loads(out)
+    assert status == 0
+    assert told["losses"]["reason"].startswith("no tokenizer: the model came without the files of one")
+    assert told["written"]["folder"] == str(here / "out")
+    status, _, err = run(capsys, folder, "--budget", 2)
+    assert status == 2
+    assert "so name the heads with --heads" in err
+
+
+def test_named_heads_go_where_the_tokenizer_makes_too_little_of_our_text(capsys, here, llama, monkeypatch) -> None:
+    """Of a text that nobody asked for. One that was asked for has to be text."""
+    monkeypatch.setattr("manyheads.models.reading.shipped_text", lambda: Reading("ours", "a", "0" * 64, shipped=True))
+    assert "no loss was measured: ours is 1 token long" in run(capsys, llama, "--heads", "0:0")[1]
+    Path("short").write_text("a")
+    status, _, err = run(capsys, llama, "--heads", "0:0", "--text", "short")
+    assert (status, "short is 1 token long" in err) == (2, True)
 
 
 def test_an_encoder_decoder_has_stages(capsys, here, tmp_path) -> None:

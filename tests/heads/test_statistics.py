@@ -18,12 +18,12 @@ import torch
 from full_matrices import by_definition
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.heads import streaming
-from manyheads.heads.batches import padded, windows
+from manyheads.heads.batches import padded, prepared, windows
 from manyheads.heads.statistics import MASSES, HeadStatistics, Recorder, statistics
 from manyheads.models.door import Call, opened
 from manyheads.ops import softmax
 from peak_memory import PEAK_BYTES, needs_proc
-from tiny_transformers import build, inputs
+from tiny_transformers import CASES, build, inputs, logits
 
 ARRAYS = ("offsets", "top_offsets", "entropy", "distance", "spread", "sink", "output_norm")
 BOTH = ("torch", "compiled")
@@ -186,8 +186,11 @@ def test_o84_gradient_checkpointing_counts_once(*, reentrant: bool) -> None:
     equal(run(checkpointing=True), run(checkpointing=False))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "mistral", "gpt_oss", "bert", "roberta", "t5-encoder"])
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [(name, side) for name in ("gpt2", "opt", "llama", "mistral", "gpt_oss", "roberta", "t5-encoder")
+     for side in ("left", "right")] + [("bert", "right")],
+)  # fmt: skip
 def test_o87_o89_padding_changes_nothing(name: str, side: str) -> None:
     """Prompts of 3 and 7 tokens in one batch, padded on either side, against each alone: learned and rotary positions."""
     model, texts = build(name), [[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]]
@@ -197,6 +200,28 @@ def test_o87_o89_padding_changes_nothing(name: str, side: str) -> None:
         together = padded(texts, pad=model.config.pad_token_id or 0, side=side)
         equal(statistics(model, [together], key_sets=sets, implementation=implementation), alone, atol=2e-5)
     assert alone.queries[0] == 10
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.get("class") and case["model_type"] != "whisper"]
+)
+def test_left_padding_leaves_encoders_their_own_positions(name: str) -> None:
+    """What a user's own call reads: BERT's positions count padding, RoBERTa's do not; bit for bit, since nothing is added."""
+    model = build(name)
+    batch = padded([[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]], pad=model.config.pad_token_id or 0, side="left")
+    if model.config.is_encoder_decoder:
+        batch["decoder_input_ids"] = torch.tensor([[1, 30, 31], [1, 40, 41]])
+    given = prepared(model, batch, device="cpu")
+    assert torch.equal(logits(model, given), logits(model, batch))
+
+
+def test_left_padding_of_a_causal_bert_and_of_a_model_that_places_pictures() -> None:
+    """A BERT that is a decoder is generated with positions that skip padding; one with its own positions is not given any."""
+    batch = padded([[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]], pad=0, side="left")
+    causal = build("bert-masked-lm", is_decoder=True)
+    assert prepared(causal, batch, device="cpu")["position_ids"][0].tolist() == [0, 0, 0, 0, 0, 1, 2]
+    causal.bert.get_rope_index = lambda: None
+    assert "position_ids" not in prepared(causal, batch, device="cpu")
 
 
 def test_padding_of_both_sides_of_an_encoder_decoder() -> None:

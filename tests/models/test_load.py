@@ -208,6 +208,19 @@ def test_a_model_without_a_tokenizer_says_why(tmp_path) -> None:
     assert "\n" not in found.without_tokenizer
 
 
+@pytest.mark.parametrize("family", ["gemma2", "qwen3", "gpt2", "bert", "t5", "whisper"])
+def test_a_tokenizer_that_transformers_makes_of_no_files_is_none(tmp_path, family: str) -> None:
+    found = loaded(tiny_models.save(family, tmp_path / "mute", tokenizer=False))
+    assert found.tokenizer is None
+    assert found.without_tokenizer.startswith("no tokenizer: the model came without the files of one (")
+
+
+def test_a_tokenizer_of_bytes_needs_no_file(tmp_path) -> None:
+    folder = tiny_models.save("t5", tmp_path / "bytes", tokenizer=False)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    assert loaded(folder).tokenizer("ab", add_special_tokens=False)["input_ids"] == [ord("a") + 3, ord("b") + 3]
+
+
 @pytest.mark.parametrize("device", ["cuda:99", "meta", "nonsense", "cpu:x", ""])
 def test_a_device_that_is_not_there_is_refused(tiny, device: str) -> None:
     with pytest.raises(BackendError, match="--device"):

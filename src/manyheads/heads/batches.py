@@ -182,10 +182,11 @@ def windows(
 
 
 def prepared(model: nn.Module, batch: Batch, *, device: Any) -> dict[str, Any]:
-    """The keyword arguments that `model` is called with: no cache, no logits but the last, positions that skip padding.
+    """The keyword arguments that `model` is called with: no cache, no logits but the last, positions as its users have them.
 
-    Position ids are made from the attention mask where padding comes first in a decoder: without them every shorter
-    text would be read at the wrong positions. Raises ManyheadsError for what is no token ids, for ids that the model does
+    A decoder behind left padding is given positions that skip it, as `generate` gives them: a shorter text would be read at
+    the wrong ones. Encoders, and models that make positions of what they are called with, are left to their own, as in
+    `model(**batch)`: BERT counts padding, RoBERTa does not. Raises ManyheadsError for what is no token ids, for ids that the model does
     not know, for fewer than two tokens and for a mask of another shape.
     """
     given: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {"input_ids": _token_ids(batch)}
@@ -199,7 +200,7 @@ def prepared(model: nn.Module, batch: Batch, *, device: Any) -> dict[str, Any]:
     if "logits_to_keep" in known:
         given.setdefault("logits_to_keep", 1)
     mask = given.get("attention_mask")
-    unknown = "position_ids" in known and "position_ids" not in given and not _makes_positions(model)
+    unknown = "position_ids" in known and "position_ids" not in given and _is_given_positions(model)
     if unknown and isinstance(mask, Tensor) and _left_padded(mask):
         given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)
     return given
@@ -254,9 +255,22 @@ def _check(given: Mapping[str, Any]) -> None:
         )
 
 
-def _makes_positions(model: nn.Module) -> bool:
-    """Whether the model skips padding by itself, as RoBERTa does, whose positions begin elsewhere."""
-    return any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules())
+# Methods of models that make positions themselves: from padding tokens, from where the pictures of a text are.
+_OWN_POSITIONS = ("create_position_ids_from_input_ids", "get_rope_index")
+
+
+def _is_given_positions(model: nn.Module) -> bool:
+    """Whether `generate` gives positions to the model: it has causal attention, no encoder, and makes none itself.
+
+    An attention that does not say whether it is causal is, as transformers takes it.
+    """
+    if bool(getattr(model.config, "is_encoder_decoder", False)):
+        return False
+    modules = list(model.modules())
+    if any(hasattr(module, name) for module in modules for name in _OWN_POSITIONS):
+        return False
+    said = [module.is_causal for module in modules if hasattr(module, "is_causal")]
+    return not said or any(said)
 
 
 def _left_padded(mask: Tensor) -> bool:

@@ -167,7 +167,12 @@ def _text(request: Request, loaded: Loaded) -> _Text:
         return _Text(reason=str(error))
     named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
     text = request.reading.text[: _CHARACTERS_A_TOKEN * request.tokens]
-    ids = token_ids(tokenizer, text, most=request.tokens, named=named)
+    try:
+        ids = token_ids(tokenizer, text, most=request.tokens, named=named)
+    except ManyheadsError as error:
+        if not request.reading.shipped:
+            raise
+        return _Text(reason=str(error))  # nobody asked for this text
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     if max(ids) >= vocabulary:
         return _Text(reason=f"its tokenizer makes token {max(ids):,}, and the model knows {vocabulary:,}")

@@ -19,6 +19,7 @@ from manyheads.checkpoints.files import shown_path
 from manyheads.checkpoints.locate import Located
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models import unpacked
+from manyheads.models.tokenizer_files import invented
 from manyheads.spec.stack import StackSpec
 
 __all__ = [
@@ -326,15 +327,14 @@ def _tokenizer(folder: str, gguf: str = "") -> tuple[Any, str]:
     """The tokenizer, or None and why there is none: a model without one can still be measured on random tokens."""
     import transformers
 
-    options: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
+    options = {"local_files_only": True, "trust_remote_code": False, **({"gguf_file": gguf} if gguf else {})}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **options
-        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
         ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
     except Exception as error:  # noqa: BLE001  each kind of tokenizer fails in its own way
         return None, f"no tokenizer that transformers can load ({first_line(error)})"
-    return (tokenizer, "") if ids else (None, "its tokenizer makes no tokens of a text")
+    why = ("" if gguf else invented(tokenizer, folder)) or ("" if ids else "its tokenizer makes no tokens of a text")
+    return (None, why) if why else (tokenizer, "")
 
 
 def _from_gguf(path: str, stack: StackSpec, dtype: str, say: Say) -> Loaded:
