@@ -9,6 +9,12 @@ from typing import Any
 import torch
 import transformers
 
+_T5GEMMA: dict[str, Any] = {
+    "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 6, "vocab_size": 97, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 6, "attn_logit_softcapping": None, "final_logit_softcapping": None, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": None,
+}  # fmt: skip
 _TINY = json.loads((Path(__file__).parent / "checkpoints" / "fixtures" / "tiny_models.json").read_text())
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 # Not described by a family of ours, but they pass through the door.
@@ -22,6 +28,8 @@ _MORE: dict[str, Any] = {
         "hidden_size": 48, "intermediate_size": 52, "num_hidden_layers": 4, "num_attention_heads": 6, "vocab_size": 97,
         "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 6,
         "global_attn_every_n_layers": 3}},
+    "t5gemma": {"model_type": "t5gemma", "class": "T5GemmaForConditionalGeneration", "settings": {
+        "encoder": _T5GEMMA, "decoder": _T5GEMMA, "vocab_size": 97, "decoder_start_token_id": 1, "eos_token_id": None}},
 }  # fmt: skip
 CASES: dict[str, Any] = {**_TINY["decoders"], **_TINY["encoders"], **_MORE}
 
@@ -49,7 +57,7 @@ def inputs(name: str, *, batch: int = 2, tokens: int = 11, dtype: torch.dtype = 
     case = CASES[name]
     if case["model_type"] == "whisper":
         return {"input_features": torch.randn(batch, 20, 62, generator=draw).to(dtype), "decoder_input_ids": ids[:, :7]}
-    if case["model_type"] in ("t5", "marian", "bart") and name != "t5-encoder":
+    if case["model_type"] in ("t5", "t5gemma", "marian", "bart") and name != "t5-encoder":
         return {"input_ids": ids, "decoder_input_ids": ids[:, :7]}
     return {"input_ids": ids}
 

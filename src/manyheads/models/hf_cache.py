@@ -23,12 +23,43 @@ STORED: dict[str, torch.dtype | None] = {
 class InPlaceCache(DynamicCache):
     """DynamicCache with our layers wherever there are any; `stored`: what they keep keys and values in."""
 
-    def __init__(self, config: Any, *, stored: str = "model") -> None:
-        super().__init__()
+    def __init__(self, config: Any, *, stored: str = "model", **offloading: bool) -> None:
+        super().__init__(**offloading)
         self.stored = stored
         types, keywords = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
-        self.layers = [_layer(kind, own, stored) for kind, own in zip(types, keywords, strict=True)]
+        self.layers = self._layers(types, keywords)
         self.layer_class_to_replicate = None
+
+    def _layers(self, types: list[str], keywords: list[dict[str, Any]]) -> list[Any]:
+        return [_layer(kind, own, self.stored) for kind, own in zip(types, keywords, strict=True)]
+
+
+class CrossCache(InPlaceCache):
+    """Keys and values of an encoder: all of them, for every layer of the decoder, whatever that keeps of its own tokens."""
+
+    def _layers(self, types: list[str], keywords: list[dict[str, Any]]) -> list[Any]:  # noqa: ARG002
+        return [_layer("full_attention", {}, self.stored) for _ in types]
+
+
+class InPlaceCaches(EncoderDecoderCache):
+    """A decoder's own cache and that of its encoder.
+
+    The `generate` of T5Gemma puts another cross-attention cache of the same class in the place of an empty one, and tells
+    it nothing but a configuration: the one that is given is kept, so that it keeps its format.
+    """
+
+    _cross: CrossCache | None = None
+
+    @property
+    def cross_attention_cache(self) -> Any:
+        """The encoder's keys and values."""
+        return self._cross
+
+    @cross_attention_cache.setter
+    def cross_attention_cache(self, cache: Any) -> None:
+        empty = type(cache) is CrossCache and not any(layer.get_seq_length() for layer in cache.layers)
+        if self._cross is None or not empty:
+            self._cross = cache
 
 
 def _layer(kind: str, keywords: dict[str, Any], stored: str) -> Any:
@@ -52,5 +83,5 @@ def make_cache(model: Any, dtype: str) -> Any:
         open_seams(model)
     made = InPlaceCache(config, stored=dtype)
     if config.is_encoder_decoder:
-        return EncoderDecoderCache(made, InPlaceCache(config, stored=dtype))
+        return InPlaceCaches(made, CrossCache(config, stored=dtype))
     return made
