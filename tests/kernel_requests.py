@@ -133,7 +133,7 @@ def _visible(asked: KernelRequest, draw: torch.Generator) -> tuple[Keys, Tensor]
     if asked.mask == "ragged":
         ends = torch.randint(0, s + 1, (2, b, t), generator=draw)
         return Keys(ends.amin(0), ends.amax(0)), hidden
-    window = int(torch.randint(1, s + 1, (), generator=draw)) if asked.mask == "window" else 0
+    window = int(torch.randint(1, s + 1, (), generator=draw)) if asked.mask == "window" else None
     keys = Keys.causal(b, min(t, s), s, window=window)
     if t > s:  # more queries than keys: the first see nothing
         pad = torch.zeros(b, t - s, dtype=torch.int64)

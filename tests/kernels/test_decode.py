@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
 from manyheads.errors import SpecError  # noqa: E402
+from manyheads.kernels import op  # noqa: E402
 from manyheads.kernels.attend import Keys, decode, supports  # noqa: E402
 from manyheads.ops import softmax  # noqa: E402
 from manyheads.ops.masks import dense  # noqa: E402
@@ -177,8 +178,12 @@ def test_what_is_not_supported_has_a_reason(change, reason):
     ("options", "reason"),
     [
         ({"bias": torch.zeros(3, 1, 1, 20)}, "does not broadcast"),
-        ({"sinks": torch.zeros(2)}, "sinks must be (4,)"),
-        ({"slopes": torch.zeros(5)}, "slopes must be (4,)"),
+        ({"sinks": torch.zeros(2)}, "one floating logit a query head, (4,)"),
+        ({"slopes": torch.zeros(5)}, "one floating number a query head, (4,)"),
+        ({"slopes": torch.zeros(4)}, "slopes need the positions"),
+        ({"slopes": torch.zeros(4), "positions": torch.tensor([19.0])}, "positions must be integers"),
+        ({"slopes": torch.zeros(4), "positions": torch.arange(2)}, "(1,) or (1, 1)"),
+        ({"keys": Keys(torch.zeros(1, 1), torch.full((1, 1), 20.0))}, "low and high must be int64"),
         ({"keys": Keys.causal(2, 1, 20)}, "low must be (1, 1), found (2, 1)"),
         ({"int8": True}, "needs k_scale and v_scale"),
         (
@@ -195,6 +200,41 @@ def test_what_would_be_read_past_its_end_is_refused(options, reason):
     with pytest.raises(SpecError) as caught:
         decode(q, k, v, options.pop("keys", Keys.causal(1, 1, 20)), scale=1.0, **options)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("call", [decode, op.decode])
+def test_the_kernel_refuses_what_every_form_refuses(call):
+    """None alone switches something off; a compiled graph calls the operator."""
+    q, k, v = made((1, 4, 2, 1, 20, 16, 16), torch.float32)
+    keys, nan, inf = Keys.causal(1, 1, 20), float("nan"), float("inf")
+    for value in (0.0, -2.0, nan, inf):
+        with pytest.raises(SpecError, match="softcap must be a finite number above 0; None for no cap"):
+            call(q, k, v, keys, scale=0.1, softcap=value)
+        with pytest.raises(SpecError, match="scale must be a finite number above 0"):
+            call(q, k, v, keys, scale=value)
+    for name, value, words in (
+        ("sinks", torch.tensor([0.0, nan, 0.0, 0.0]), "sinks must be finite"),
+        ("slopes", torch.tensor([0.5, -0.5, 0.5, 0.5]), "slopes must be finite and 0 or more"),
+        ("bias", torch.full((20,), inf), "found inf in 20 of 20"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            call(q, k, v, keys, scale=0.1, positions=torch.tensor([19]), **{name: value})
+
+
+def test_what_a_large_bias_holds_shows():
+    q, k, v = made((1, 4, 2, 1, 2000, 16, 16), torch.float32)
+    for value in (float("nan"), float("inf"), float("-inf")):
+        bias = torch.zeros(1, 4, 1, 2000)
+        bias[0, 1] = value
+        out = decode(q, k, v, Keys.causal(1, 1, 2000), scale=0.1, bias=bias)
+        assert out[:, [0, 2, 3]].isfinite().all()
+        assert (out[:, 1] == 0).all() if value == -float("inf") else out[:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("window", [0, -1, 2.0])
+def test_a_window_that_is_none(window):
+    with pytest.raises(SpecError, match="window must"):
+        Keys.causal(1, 1, 20, window=window)
 
 
 def test_bounds_past_the_end_stop_there():

@@ -75,6 +75,14 @@ def test_dropout_softcap_and_bias_arrive() -> None:
     assert call.bias is bias
 
 
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
+def test_nothing_is_switched_off_by_a_number(value: float) -> None:
+    """A model whose configuration says so would divide by it, or multiply by it."""
+    for name, words in (("softcap", "softcap must"), ("scaling", "scale must"), ("sliding_window", "window must")):
+        with pytest.raises(BackendError, match=f"^Module: {words}"):
+            read(**{name: value})
+
+
 @pytest.mark.parametrize("name", ["s_aux", "sinks"])
 def test_sinks_are_one_a_head(name: str) -> None:
     sinks = torch.randn(6, dtype=torch.float64)
@@ -132,7 +140,6 @@ def test_a_window_without_its_mask_is_applied() -> None:
     assert torch.equal(
         seen(read(queries=1, sliding_window=2))[0, 0, 0], torch.tensor([False, False, False, True, True])
     )
-    assert torch.equal(seen(read(sliding_window=0)), seen(read()))
     assert torch.equal(seen(read(sliding_window=5)), seen(read()))
     with pytest.raises(BackendError, match="two-sided window of 2 over 5 keys"):
         read(sliding_window=2, of=module(is_causal=False))

@@ -17,6 +17,7 @@ from manyheads.kernels.decode import kernel
 from manyheads.kernels.keys import MOST_QUERIES, Keys
 from manyheads.kernels.request import Inputs, prepared
 from manyheads.kernels.scratch import scratch
+from manyheads.ops import arguments
 from manyheads.ops.answer import Answer, No, Yes
 
 __all__ = ["LARGEST_HEAD", "MOST_QUERIES", "Keys", "decode", "supports"]
@@ -80,18 +81,20 @@ def decode(
 
     keys              which keys each query sees; a query that sees none gives zeros
     bias              added after scale and softcap; broadcasts to (b, h, t, s)
-    slopes, positions ALiBi: -slopes[h] · |positions[b, t] - n|
+    slopes, positions ALiBi: -slopes[h] · |positions[b, t] - n|; positions are integers (t,) or (b, t)
     sinks             (h,) one extra logit a head in the denominator
     k_scale, v_scale  (b, k, s) of an int8 cache, read as they are in float32 or float16: key n is k_scale[n] · k[n]
     threads           0 for all; 1 runs on the calling thread alone
     supported         whether the caller has asked `supports`
 
-    Raises SpecError with the reason of `supports`.
+    Raises SpecError with the reason of `supports`, and for what `manyheads.ops.arguments` refuses.
     """
     answer = Yes() if supported else supports(q, k, v)
     if isinstance(answer, No):
         raise SpecError(f"decode attention: {answer.reason}")
-    _check_beside(q, k, keys, bias, slopes, sinks, k_scale, v_scale)
+    arguments.check_scale(scale)
+    arguments.check_softcap(softcap)
+    _check_beside(q, k, keys, bias, slopes, positions, sinks, k_scale, v_scale)
     kind, (b, h, t, size), out_size = _KINDS[k.dtype], q.shape, v.shape[3]
     threads = threads or team.default_threads()
     inputs = Inputs(
@@ -106,13 +109,13 @@ def decode(
 
 
 def _check_beside(
-    q: Tensor, k: Tensor, keys: Keys, bias: Tensor | None, slopes: Tensor | None, sinks: Tensor | None,
-    k_scale: Tensor | None, v_scale: Tensor | None,
+    q: Tensor, k: Tensor, keys: Keys, bias: Tensor | None, slopes: Tensor | None, positions: Tensor | None,
+    sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
 ) -> None:  # fmt: skip
-    """What comes beside q, k and v is read by address: a shape that does not fit would read past its end."""
+    """What comes beside q, k and v is read by address: a shape or type that does not fit would read past its end."""
     (b, h, t, _), (kv_heads, s) = q.shape, k.shape[1:3]
     wanted: list[tuple[str, Tensor | None, tuple[int, ...]]] = [
-        ("low", keys.low, (b, t)), ("high", keys.high, (b, t)), ("slopes", slopes, (h,)), ("sinks", sinks, (h,)),
+        ("low", keys.low, (b, t)), ("high", keys.high, (b, t)),
     ]  # fmt: skip
     if k.dtype == torch.int8:
         if k_scale is None or v_scale is None:
@@ -121,9 +124,24 @@ def _check_beside(
     for name, x, shape in wanted:
         if x is not None and tuple(x.shape) != shape:
             raise SpecError(f"decode attention: {name} must be {shape}, found {tuple(x.shape)}")
-    sizes = () if bias is None else zip(reversed(bias.shape), (s, t, h, b), strict=False)
-    if bias is not None and (bias.dim() > 4 or any(size not in (1, whole) for size, whole in sizes)):
-        raise SpecError(f"decode attention: bias {tuple(bias.shape)} does not broadcast to {(b, h, t, s)}")
+    if keys.low.dtype != torch.int64 or keys.high.dtype != torch.int64:
+        raise SpecError(f"decode attention: low and high must be int64, found {keys.low.dtype} and {keys.high.dtype}")
+    arguments.check_slopes(slopes, heads=h)
+    if slopes is not None:
+        _check_positions(positions, b, t)
+    arguments.check_sinks(sinks, heads=h)
+    arguments.check_bias(bias, (b, h, t, s))
+
+
+def _check_positions(positions: Tensor | None, batch: int, queries: int) -> None:
+    if positions is None:
+        raise SpecError("decode attention: slopes need the positions of the queries, (t,) or (b, t)")
+    shapes = ((queries,), (1, queries), (batch, queries))
+    if positions.is_floating_point() or positions.dtype == torch.bool or tuple(positions.shape) not in shapes:
+        found = f"{positions.dtype} {tuple(positions.shape)}"
+        raise SpecError(
+            f"decode attention: positions must be integers {(queries,)} or {(batch, queries)}; found {found}"
+        )
 
 
 def _side_by_side(q: Tensor) -> Tensor:

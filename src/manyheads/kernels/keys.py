@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manyheads.ops.arguments import check_window
+
 __all__ = ["MOST_QUERIES", "Keys"]
 
 MOST_QUERIES = 16
@@ -20,8 +22,12 @@ class Keys:
     high: Tensor
 
     @classmethod
-    def causal(cls, batch: int, queries: int, keys: int, *, window: int = 0) -> Keys:
-        """The new queries are the last of `keys` tokens; each sees itself and what came before, at most `window` keys."""
+    def causal(cls, batch: int, queries: int, keys: int, *, window: int | None = None) -> Keys:
+        """The new queries are the last of `keys` tokens; each sees itself and what came before, at most `window` keys.
+
+        Raises SpecError for a window below 1; None is no window.
+        """
+        check_window(window)
         high = torch.arange(keys - queries + 1, keys + 1).expand(batch, -1)
-        low = (high - window).clamp_min(0) if window else torch.zeros_like(high)
+        low = torch.zeros_like(high) if window is None else (high - window).clamp_min(0)
         return cls(low.contiguous(), high.contiguous())

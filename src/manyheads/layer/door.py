@@ -15,6 +15,7 @@ from manyheads.layer.caches.base import described, part_shapes
 from manyheads.layer.core import BACKENDS
 from manyheads.layer.latent import FORMS as LATENT_FORMS
 from manyheads.layer.state import FORMS as STATE_FORMS
+from manyheads.ops.arguments import check_dropout
 from manyheads.ops.predicates import Padding, Visible
 from manyheads.spec import AttentionSpec, Borrowed, Cross, Latent, NoPositions, RelativeBuckets, State, to_text
 
@@ -97,8 +98,7 @@ def check_choices(spec: AttentionSpec, *, need_weights: str, backend: str, form:
         raise SpecError(
             f"the {backend} form never holds the weights: need_weights {need_weights!r} needs plain or auto"
         )
-    if not 0 <= dropout < 1:
-        raise SpecError(f"dropout must lie in [0, 1), found {dropout}")
+    check_dropout(dropout)
     if isinstance(spec.kv, State) and (need_weights != "none" or dropout or backend != "auto"):
         raise SpecError(
             f"{to_text(spec)} has no softmax: need_weights must be none, dropout 0 and backend auto; "

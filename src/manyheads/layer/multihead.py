@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.errors import SpecError
 from manyheads.layer.multihead_forward import Given, attend, multi_head_attention_forward
+from manyheads.ops.arguments import check_dropout
 
 __all__ = ["MultiheadAttention", "multi_head_attention_forward"]
 
@@ -61,8 +62,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"embed_dim {embed_dim} does not divide into {num_heads} heads; "
                 f"embed_dim {below or below + num_heads} or {(below or num_heads) + num_heads} would"
             )
-        if not 0 <= dropout <= 1:
-            raise SpecError(f"dropout must lie in [0, 1], found {dropout}")
+        check_dropout(dropout, all_of_it=True)
         super().__init__(
             embed_dim, num_heads, dropout=dropout, bias=bias, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn,
             kdim=kdim, vdim=vdim, batch_first=batch_first, device=device, dtype=dtype,

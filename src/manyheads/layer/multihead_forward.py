@@ -12,6 +12,7 @@ from torch.nn.functional import dropout, linear
 from manyheads.errors import SpecError
 from manyheads.layer.multihead_masks import Sizes, translate
 from manyheads.ops import sdpa, softmax, tiled
+from manyheads.ops.arguments import check_dropout
 from manyheads.ops.masks import Visible
 from manyheads.ops.request import wide
 
@@ -225,6 +226,7 @@ def multi_head_attention_forward(
             f"query must be embed_dim_to_check {embed_dim_to_check} wide, a multiple of {num_heads} heads; "
             f"found {query.shape[-1]}"
         )
+    check_dropout(dropout_p, all_of_it=True)
     projections = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight
     if projections is None or (isinstance(projections, tuple) and any(w is None for w in projections)):
         needed = "q_proj_weight, k_proj_weight and v_proj_weight" if use_separate_proj_weight else "in_proj_weight"

@@ -6,6 +6,7 @@ and a row where nothing is left sees nothing (cases O01 to O04, O47).
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ def _sort(mask: Tensor, name: str, sizes: Sizes, visible: list[Visible], added: 
     if mask.dtype == torch.bool:
         visible.append(masks.dense(pad(~mask, (0, sizes.extra), value=True) if sizes.extra else ~mask))
     elif mask.is_floating_point():
-        _warn_of_flags(mask, name)
+        _look_at_floats(mask, name)
         added.append(pad(mask, (0, sizes.extra)) if sizes.extra else mask)
     else:
         raise SpecError(
@@ -122,11 +123,15 @@ def _sum(added: list[Tensor], like: Tensor) -> Tensor | None:
     return total if like.device.type == "cpu" else total.to(like.dtype)
 
 
-def _warn_of_flags(mask: Tensor, name: str) -> None:
-    """A float mask of zeros and ones was meant as a boolean one (case O09). Not looked at where looking costs a wait."""
+def _look_at_floats(mask: Tensor, name: str) -> None:
+    """NaN and +inf are errors (`ops.arguments` has the rule); a float mask of zeros and ones was meant as a boolean one (case
+    O09). Not looked at where looking costs a wait.
+    """
     if torch.compiler.is_compiling() or type(mask) is not Tensor or mask.device.type != "cpu" or not mask.numel():
         return
     least, most = (float(end) for end in mask.detach().aminmax())
+    if not most < math.inf:
+        raise SpecError(f"{name} must be finite, or -inf where a query may not attend; found {most}")
     if (least, most) == (0.0, 1.0) and bool(((mask == 0) | (mask == 1)).all()):
         warnings.warn(
             f"{name} is floating and holds only 0 and 1: it is added to the scores and hides nothing; "

@@ -35,7 +35,7 @@ def seen_keys(visible: Visible | Tensor | None, *, batch: int, heads: int, queri
     if visible is None or isinstance(visible, Everything):
         return Seen(_span(batch, queries, keys))
     if isinstance(visible, Causal | Window):
-        return Seen(Keys.causal(batch, queries, keys, window=visible.keys if isinstance(visible, Window) else 0))
+        return Seen(Keys.causal(batch, queries, keys, window=visible.keys if isinstance(visible, Window) else None))
     mask: Any = visible
     if not isinstance(visible, Tensor):
         mask = materialise(visible, batch=batch, heads=heads, queries=queries, keys=keys)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import BackendError, ManyheadsError
+from manyheads.errors import BackendError, ManyheadsError, SpecError
 from manyheads.models.handed import Handed, widened
-from manyheads.ops import masks, softmax
+from manyheads.ops import arguments, masks, softmax
 from manyheads.ops.predicates import Visible
 from manyheads.ops.request import request
 
@@ -131,8 +131,8 @@ def read_call(
 ) -> Call:
     """What transformers hands to an attention function, every keyword of it understood.
 
-    Raises BackendError, one line, for a keyword that is not known and says something, and for a mask that could be read
-    in two ways.
+    Raises BackendError, one line, for a keyword that is not known and says something, for numbers that
+    `manyheads.ops.arguments` refuses, and for a mask that could be read in two ways.
     """
     where = path or type(module).__name__
     _check_keywords(keywords, where)
@@ -144,10 +144,12 @@ def read_call(
     extra = keywords.get("position_bias")
     if extra is not None:
         bias = extra if bias is None else bias + extra
+    scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    _check_numbers(keywords, scale, where)
     asked = keywords.get("output_attentions")
     asked = getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked
     return Call(
-        module, path, layer, q, k, v, q.shape[-1] ** -0.5 if scaling is None else float(scaling), visible, bias,
+        module, path, layer, q, k, v, scale, visible, bias,
         keywords.get("softcap"), _sinks(keywords, q.shape[1], where), float(keywords.get("dropout") or 0.0), recomputed,
         bool(asked),
     )  # fmt: skip
@@ -168,6 +170,17 @@ def _check_keywords(keywords: Mapping[str, Any], where: str) -> None:
             f"{where}: the keyword {name!r} ({type(value).__name__}) arrived at the attention function: {why}; known: "
             + ", ".join(_CONSUMED)
         )
+
+
+def _check_numbers(keywords: Mapping[str, Any], scale: float, where: str) -> None:
+    """0 and infinity are no way to switch anything off, here as elsewhere."""
+    try:
+        arguments.check_scale(scale)
+        arguments.check_softcap(keywords.get("softcap"))
+        arguments.check_window(keywords.get("sliding_window"))
+        arguments.check_dropout(keywords.get("dropout") or 0.0)
+    except SpecError as error:
+        raise BackendError(f"{where}: {error}") from None
 
 
 def _sinks(keywords: Mapping[str, Any], heads: int, where: str) -> Tensor | None:
@@ -207,7 +220,7 @@ def _mask(
 
 def _implied(module: nn.Module, q: Tensor, k: Tensor, keywords: Mapping[str, Any], where: str) -> Visible | None:
     """No mask: what the module says of itself. transformers' contract is causal, or everything for one query."""
-    queries, keys, window = q.shape[2], k.shape[2], int(keywords.get("sliding_window") or 0)
+    queries, keys, window = q.shape[2], k.shape[2], keywords.get("sliding_window") or 0
     narrow = 0 < window < keys
     causal = keywords.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal

@@ -21,6 +21,7 @@ from manyheads.layer.caches.quantised import quantised
 from manyheads.models.handed import Packed, widened
 from manyheads.models.token_rows import TokenRows
 from manyheads.models.turned import turned
+from manyheads.ops.arguments import check_window
 
 __all__ = [
     "LAYERS",
@@ -235,6 +236,7 @@ class WindowLayer(FullLayer):
 
     def __init__(self, sliding_window: int, *, stored: torch.dtype | None = None, **_: Any) -> None:
         super().__init__(stored=stored)
+        check_window(sliding_window)
         self.sliding_window = int(sliding_window)
         self._sliding_window_tensor = torch.tensor(self.sliding_window)  # what DynamicCache's iterator gives away
         self._keep = self.sliding_window - 1

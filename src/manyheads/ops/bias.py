@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.ops.arguments import check_positions, check_slopes
 from manyheads.ops.predicates import Grid, grid
 
 __all__ = ["Additive", "Alibi", "alibi_bias", "alibi_slopes", "relative_bias", "relative_buckets", "sinusoids"]
@@ -46,18 +47,19 @@ class Alibi(Additive):
     slopes: Tensor
 
     def tile(self, at: Grid, dtype: torch.dtype) -> Tensor:
-        slopes = self.slopes.detach().to(device=at.key.device, dtype=dtype).view(1, -1, 1, 1)
-        return -slopes * (at.query - at.key).abs().to(dtype)
+        exact = torch.promote_types(dtype, torch.float32)  # distances beyond 256 do not fit 16 bits
+        slopes = self.slopes.detach().to(device=at.key.device, dtype=exact).view(1, -1, 1, 1)
+        return (-slopes * (at.query - at.key).abs().to(exact)).to(dtype)
 
     def check(self, *, heads: int) -> None:
-        if tuple(self.slopes.shape) != (heads,):
-            raise SpecError(f"alibi must hold one slope a query head, ({heads},); found {tuple(self.slopes.shape)}")
+        check_slopes(self.slopes, heads=heads)
 
 
 def alibi_bias(
     slopes: Tensor, *, queries: int, keys: int, offset: int | Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """ALiBi as a tensor (1 or b, h, t, s): -slope · distance; `offset` as in `masks.materialise`."""
+    check_slopes(slopes, heads=slopes.numel())
     at = _whole(slopes.shape[0], queries, keys, offset, slopes.device)
     return Alibi(slopes).tile(at, dtype)
 
@@ -68,6 +70,7 @@ def relative_buckets(distance: Tensor, *, num_buckets: int, max_distance: int, t
     bucket(n) = n for n < m/2, else m/2 + floor(ln(n/(m/2)) / ln(max_distance/(m/2)) · (m/2)), at most m - 1, where m
     is num_buckets, or half of it a side where two-sided. Source: arXiv 1910.10683, section 2.1, and its code.
     """
+    check_positions(distance, "distance")
     side = num_buckets // 2 if two_sided else num_buckets
     exact = side // 2
     if exact < 1 or max_distance <= exact:
@@ -108,6 +111,7 @@ def sinusoids(
     `layout`: "interleaved" puts sin at 2i and cos at 2i+1 (arXiv 1706.03762, section 3.5), "halves" all sines first
     (Marian, Whisper). `inclusive`: rates base^(-i/(n-1)), so that the last is 1/base exactly (tensor2tensor, Whisper).
     """
+    check_positions(positions)
     if dim % 2 or dim < 2 or (inclusive and dim < 4):
         raise SpecError(f"sinusoids need an even dim of 2 or more (4 where inclusive), found {dim}")
     if layout not in ("interleaved", "halves"):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.ops.arguments import check_scale
 from manyheads.ops.request import in_full, wide
 
 __all__ = ["LinearState", "chunked", "features", "quadratic", "recurrent"]
@@ -246,6 +247,7 @@ def _ask(
     keep: Tensor | None,
     state: LinearState | None,
 ) -> _Asked:
+    check_scale(scale)
     states = _check(q, k, v, rule=rule, normalised=normalised, decay=decay, beta=beta, keep=keep)
     compute, (b, _, t, f) = wide(q.dtype), q.shape
     if keep is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.ops import arguments
 from manyheads.ops.bias import Additive
 from manyheads.ops.masks import dense
 from manyheads.ops.predicates import Everything, Grid, Visible, grid
@@ -76,16 +77,14 @@ def request(
     (b, h, t, _), s = q.shape, k.shape[2]
     seen = Everything() if visible is None else dense(visible) if isinstance(visible, Tensor) else visible
     seen.check(batch=b, heads=h, queries=t, keys=s)
-    if isinstance(bias, Tensor):
-        _check_bias(bias, (b, h, t, s))
-    elif bias is not None:
+    if isinstance(bias, Additive):
         bias.check(heads=h)
-    if sinks is not None and tuple(sinks.shape) != (h,):
-        raise SpecError(f"sinks must hold one logit a query head, ({h},); found {tuple(sinks.shape)}")
-    if softcap is not None and not softcap > 0:
-        raise SpecError(f"softcap must be above 0, or None for no cap; found {softcap}")
-    if not 0 <= dropout < 1:
-        raise SpecError(f"dropout must lie in [0, 1), found {dropout}")
+    else:
+        arguments.check_bias(bias, (b, h, t, s))
+    arguments.check_scale(scale)
+    arguments.check_softcap(softcap)
+    arguments.check_sinks(sinks, heads=h)
+    arguments.check_dropout(dropout)
     if isinstance(offset, Tensor) and (tuple(offset.shape) not in ((), (1,), (b,)) or offset.is_floating_point()):
         raise SpecError(
             f"offset must be an integer, or one a sequence, ({b},); found {offset.dtype} {tuple(offset.shape)}"
@@ -114,11 +113,3 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise SpecError(f"q, k and v must share one floating dtype; found {q.dtype}, {k.dtype}, {v.dtype}")
     if not q.device == k.device == v.device:
         raise SpecError(f"q, k and v must be on one device; found {q.device}, {k.device}, {v.device}")
-
-
-def _check_bias(bias: Tensor, wanted: tuple[int, int, int, int]) -> None:
-    if not bias.is_floating_point():
-        raise SpecError(f"bias is added to the logits and must be floating, found {bias.dtype}; a mask goes in visible")
-    sizes = zip(reversed(bias.shape), reversed(wanted), strict=False)
-    if bias.dim() > 4 or any(size not in (1, need) for size, need in sizes):
-        raise SpecError(f"bias {tuple(bias.shape)} does not broadcast to (batch, heads, queries, keys) {wanted}")

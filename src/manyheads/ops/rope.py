@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.ops.arguments import check_positions
 from manyheads.ops.request import wide
 from manyheads.spec.positions import (
     DynamicScaling,
@@ -33,8 +34,9 @@ def angles(
     """cos and sin of each position's angles, each of shape positions.shape + (dim/2,), attention factor included.
 
     `dtype`: float32 or float64, never narrower. `length`: how long the sequence is (last position + 1), which decides
-    the frequencies of the dynamic and longrope scalings and is needed for these.
+    the frequencies of the dynamic and longrope scalings and is needed for these. Positions in 16 bits are a SpecError.
     """
+    check_positions(positions)
     rates = frequencies(rope, length=length)
     # MPS has no float64
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
