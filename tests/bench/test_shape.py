@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import Shape, floor
 from manyheads.errors import ManyheadsError
 
@@ -13,8 +14,16 @@ def test_what_a_step_reads_and_multiplies():
     assert shape.cache_bytes == 2 * 8 * 8192 * 128 * 2 == 33_554_432
     assert shape.flops == 32 * 8192 * 128 * 4 == 134_217_728
     assert Shape(32, 8, 128, 128, 8192, "fp32").cache_bytes == 67_108_864
-    # an int8 cache: a byte an element, and two floats a token and head
-    assert Shape(32, 8, 128, 128, 8192, "int8").cache_bytes == 16_777_216 + 2 * 8 * 8192 * 4
+    # an int8 cache: a byte an element, and two 16-bit scales a token and head
+    assert Shape(32, 8, 128, 128, 8192, "int8").cache_bytes == 16_777_216 + 2 * 8 * 8192 * 2
+    assert Shape(128, 1, 576, 512, 10, "int8").cache_bytes == 10 * (576 + 512 + 2 * 2)
+
+
+def test_int8_bytes_are_those_of_what_is_read():
+    """What the formula says is what the tensors of a step hold, scales and all."""
+    shape = Shape(8, 4, 32, 24, 64, "int8")
+    step = Rotation(Buffer("int8", 1 << 18, seed=0), shape).step(0)
+    assert shape.cache_bytes == sum(x.nbytes for x in (step.k, step.v, step.k_scale, step.v_scale))
 
 
 def test_keys_and_values_of_two_sizes():

@@ -39,6 +39,8 @@ def test_heads_of_facts_4_2():
     assert formulas.heads_query_macs(d, heads, 64, 64) + formulas.heads_key_macs(d, heads, 64, 64) == 4 * d * d
     assert formulas.heads_pair_macs(heads, 64, 64) == 2 * d
     assert formulas.heads_cache_elements(heads, 64, 64) == 2 * d
+    # 32 numbers and their 16-bit scale are a block of ggml's q8_0: 34 bytes.
+    assert formulas.int8_part_bytes(heads, 32) == heads * 34
     for group in (1, 8, 32):
         assert formulas.core_intensity(group, 1, 2) == group
 

@@ -391,8 +391,9 @@ def test_smollm2_without_a_group_in_every_layer(smollm2, tmp_path: Path) -> None
     source = loaded.kept or loaded.source
     done = export(source, heads, tmp_path / "out", loaded=loaded)
     assert done.form.name == "uniform"
-    assert done.checked == "float64"  # blind pruning leaves a model that magnifies rounding
-    assert done.difference <= 1e-5
+    # Blind pruning leaves a model that magnifies rounding: whether float32 decides or float64 has to, is the processor's.
+    assert done.checked in ("float32", "float64")
+    assert done.difference <= exporting.TOLERANCE * max(1.0, done.logits_size)
     assert done.tensor_bytes == done.predicted_bytes
     # Of each layer: 2 x 3 x 64 rows of q and columns of o, 2 x 64 of k and v, each 576 long, in float32.
     assert done.before_bytes - done.tensor_bytes == 30 * (2 * 3 * 64 + 2 * 64) * 576 * 4

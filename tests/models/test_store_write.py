@@ -19,6 +19,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+import rounding
 from manyheads.checkpoints import open_model
 from manyheads.errors import CheckpointError
 from manyheads.models.store import open_store
@@ -55,7 +56,12 @@ def test_transformers_loads_what_is_written(name: str, shard_bytes: int, tmp_pat
         config = json.loads((tmp_path / "a" / "config.json").read_text())
         written = write_store(tmp_path / "b", store, config=config, shard_bytes=shard_bytes)
     assert (len(written.files) == 1) == (shard_bytes == 10**9)
-    assert torch.equal(logits(again(name, tmp_path / "b"), inputs(name)), logits(model, inputs(name)))
+    read = again(name, tmp_path / "b")
+    stored = model.state_dict()
+    assert set(read.state_dict()) == set(stored)
+    assert all(torch.equal(tensor, stored[key]) for key, tensor in read.state_dict().items())
+    # Where a file puts a tensor in memory decides how it is multiplied, and so how rounding falls.
+    assert rounding.model(model, inputs(name)).holds(logits(read, inputs(name)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
@@ -112,8 +118,9 @@ def test_a_tied_head_goes_and_comes_back_untied(tmp_path: Path) -> None:
     write_store(tmp_path / "untied", both, config={**config, "tie_word_embeddings": False})
     assert "lm_head.weight" not in load_file(tmp_path / "tied" / "model.safetensors")
     assert "lm_head.weight" in load_file(tmp_path / "untied" / "model.safetensors")
+    exact = rounding.model(model, inputs("llama"))
     for name in ("tied", "untied"):
-        assert torch.equal(logits(again("llama", tmp_path / name), inputs("llama")), logits(model, inputs("llama")))
+        assert exact.holds(logits(again("llama", tmp_path / name), inputs("llama")))
     with pytest.raises(CheckpointError, match="ties the head to the embeddings, but the two given differ"):
         write_store(tmp_path / "no", {**both, "head": canonical["tokens"] + 1}, config=config)
 
@@ -129,7 +136,7 @@ def test_a_family_can_be_changed_on_the_way(tmp_path: Path) -> None:
         write_store(tmp_path / "b", store, config=config)
     loaded = again("mistral", tmp_path / "b")
     assert type(loaded).__name__ == "MistralForCausalLM"
-    assert torch.equal(logits(loaded, inputs("llama")), logits(model, inputs("llama")))
+    assert rounding.model(model, inputs("llama")).holds(logits(loaded, inputs("llama")))
 
 
 def test_heads_of_tasks_and_other_files_come_along(tmp_path: Path) -> None:
@@ -138,9 +145,7 @@ def test_heads_of_tasks_and_other_files_come_along(tmp_path: Path) -> None:
     with open_store(tmp_path / "a") as store:
         others = {name: store.other(name) for name in store.left_out}
         write_store(tmp_path / "b", store, config=config, others=others, beside={"tokenizer.json": b"{}"})
-    assert torch.equal(
-        logits(again("bert-classifier", tmp_path / "b"), inputs("bert")), logits(model, inputs("bert"))
-    )  # fmt: skip
+    assert rounding.model(model, inputs("bert")).holds(logits(again("bert-classifier", tmp_path / "b"), inputs("bert")))
     assert (tmp_path / "b" / "tokenizer.json").read_bytes() == b"{}"
 
 

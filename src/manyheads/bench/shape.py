@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from manyheads.cost.dtypes import dtype as storage
+from manyheads.cost.formulas import int8_part_bytes
 from manyheads.errors import ManyheadsError
 
 __all__ = ["DTYPES", "Floor", "Shape", "floor"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
-_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Shape:
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values, and in int8 a float a token and head for each."""
-        width = DTYPES[self.dtype].itemsize
-        scales = 2 * self.kv_heads * self.keys * _SCALE_BYTES if self.dtype == "int8" else 0
-        return (self.key_elements + self.value_elements) * width + scales
+        """Keys and values, and in int8 a 16-bit scale a token and head for each."""
+        if self.dtype == "int8":
+            return self.keys * sum(int(int8_part_bytes(self.kv_heads, d)) for d in (self.head_dim, self.v_head_dim))
+        return int(storage(self.dtype).bytes(self.key_elements + self.value_elements))
 
     def copy_bytes(self, *, heads: int = 0, width: int = 0) -> int:
         """Keys and values copied for `heads` instead of the KV heads, in elements of `width` bytes instead of their own."""

@@ -22,6 +22,7 @@ __all__ = [
     "heads_key_macs",
     "heads_pair_macs",
     "heads_query_macs",
+    "int8_part_bytes",
     "latent_cache_elements",
     "latent_core_intensity",
     "latent_token_macs",
@@ -66,6 +67,11 @@ def heads_pair_macs(H: Number, q: Number, v: Number) -> Number:
 def heads_cache_elements(K: Number, q: Number, v: Number) -> Number:
     """K·(q + v) a token and layer."""
     return K * (q + v)
+
+
+def int8_part_bytes(K: Number, d: Number) -> Number:
+    """K·(d + 2) a token and layer: keys (d = q) or values (d = v) in one byte an element, and a 16-bit scale a head."""
+    return K * (d + 2)
 
 
 def score_elements(B: Number, H: Number, queries: Number, keys: Number) -> Number:

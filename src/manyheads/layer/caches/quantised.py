@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyheads.cost.dtypes import dtype as storage
-from manyheads.cost.layer import cache_elements
+from manyheads.cost.formulas import int8_part_bytes
 from manyheads.layer.caches.base import Kept, grown, part_shapes
 from manyheads.layer.caches.growing import GrowingCache
 from manyheads.spec import AttentionSpec
@@ -51,8 +50,7 @@ class QuantisedCache(GrowingCache):
     @property
     def nbytes(self) -> int:
         """Bytes of the numbers and of the scales."""
-        scales = sum(heads for heads, width in part_shapes(self.spec) if width) * _SCALE.itemsize
-        token = int(storage("int8").bytes(cache_elements(self.spec))) + scales
+        token = sum(int(int8_part_bytes(heads, width)) for heads, width in part_shapes(self.spec) if width)
         return self.batch * self._length * token
 
     def _tensors(self) -> tuple[str, ...]:
