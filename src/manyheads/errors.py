@@ -6,16 +6,24 @@ ManyheadsError
  ├── ConversionError   a model that cannot be turned into the one asked for
  └── BackendError      a fast path or a package that is not there
 
-Every message is one line: what was asked, what was found with its numbers, what would be valid.
+Every message is one line of at most 1,000 characters: what was asked, what was found with its numbers, what would be valid.
 """
 
 from __future__ import annotations
 
+from manyheads.quoting import one_line
+
 __all__ = ["BackendError", "CheckpointError", "ConversionError", "ManyheadsError", "SpecError"]
+
+_LONGEST_MESSAGE = 1000
 
 
 class ManyheadsError(Exception):
     """Base of every error that manyheads raises on purpose; the command line prints it as one line, exit status 2."""
+
+    def __init__(self, message: str = "") -> None:
+        """Whatever a message quotes, it stays one line, and nothing in it moves a terminal."""
+        super().__init__(one_line(message, _LONGEST_MESSAGE))
 
 
 class SpecError(ManyheadsError, ValueError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
+import sys
 
 import pytest
 
-from manyheads.cli.common import add_json, add_output, add_seed, emit, nearest, need, one_line, progress
+from manyheads.cli.common import add_json, add_output, add_seed, emit, nearest, need, progress
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.report import Column, Report, Table
 
@@ -64,8 +66,15 @@ def test_progress_is_one_line_on_stderr(capsys) -> None:
     assert capsys.readouterr() == ("", "reading layer\\x1b 1\n")
 
 
-def test_one_line() -> None:
-    assert one_line(" a\n  b\t c ") == "a b c"
+def test_progress_that_nobody_can_read_does_not_end_the_work(monkeypatch) -> None:
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        flush = write
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    progress("reading")
 
 
 def test_nearest() -> None:

@@ -234,7 +234,7 @@ def test_it_is_also_a_module(python) -> None:
 def test_verbs_are_not_loaded_before_they_are_asked_for(python) -> None:
     script = "import sys; from manyheads.cli.main import main; main(['--help']); print([m for m in sys.modules if m.startswith('manyheads.')])"
     assert python("-c", script).stdout.splitlines()[-1] == (
-        "['manyheads.cli', 'manyheads.errors', 'manyheads.cli.common', 'manyheads.cli.main']"
+        "['manyheads.cli', 'manyheads.quoting', 'manyheads.errors', 'manyheads.cli.common', 'manyheads.cli.main']"
     )
 
 

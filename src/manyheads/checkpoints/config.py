@@ -15,9 +15,9 @@ from manyheads.checkpoints.families import LEFT_OUT, MISLEADING, recognise
 from manyheads.checkpoints.families import family as find_family
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
-from manyheads.checkpoints.files import shown
 from manyheads.checkpoints.telltale import is_harmless, is_inert, is_telltale
 from manyheads.errors import CheckpointError, SpecError
+from manyheads.quoting import shown
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["ASSUMPTIONS", "ModelConfig", "NotUnderstoodError", "read_config", "text_part"]

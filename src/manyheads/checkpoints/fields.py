@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from manyheads.checkpoints.files import shown
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown
 from manyheads.spec.check import LARGEST_SIZE
 
 __all__ = ["SPELLINGS", "Fields"]

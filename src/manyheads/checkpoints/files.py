@@ -7,10 +7,9 @@ import stat
 from typing import BinaryIO
 
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown_path
 
-__all__ = ["appearance", "open_regular", "shown", "shown_path"]
-
-_LONGEST_SHOWN = 80
+__all__ = ["appearance", "open_regular"]
 
 # First bytes of what people pass by mistake, and what it is.
 _APPEARANCES = (
@@ -22,18 +21,6 @@ _APPEARANCES = (
     (b"\x1f\x8b", "gzip data"),
     (b"\x89HDF", "an HDF5 file"),
 )
-
-
-def shown(value: object) -> str:
-    """`value` as repr writes it, on one line of at most 80 characters; safe for names that come out of a broken file."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
-
-
-def shown_path(path: str | os.PathLike[str]) -> str:
-    """`path` as it is where that fits on a line, and quoted with escapes where it does not."""
-    text = os.fspath(path)
-    return text if text.isprintable() and text else ascii(text)
 
 
 def appearance(start: bytes) -> str:

@@ -20,11 +20,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from manyheads.checkpoints.files import appearance, open_regular, shown, shown_path
+from manyheads.checkpoints.files import appearance, open_regular
 from manyheads.checkpoints.ggml_types import GGML_BLOCKS, GGML_CODES
 from manyheads.checkpoints.gguf_values import ArrayInfo, Cursor, read_value
 from manyheads.checkpoints.tensors import TensorInfo, count_elements
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown, shown_path
 
 __all__ = ["ArrayInfo", "GGUFHeader", "TensorInfo", "read_gguf"]
 

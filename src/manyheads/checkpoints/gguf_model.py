@@ -10,13 +10,13 @@ from typing import Any
 from manyheads.checkpoints.config import read_config
 from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.files import shown, shown_path
 from manyheads.checkpoints.gguf_header import GGUFHeader, read_gguf
 from manyheads.checkpoints.gguf_layouts import gguf_layout
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.checkpoints.telltale import is_inert, is_telltale
 from manyheads.checkpoints.verify import check_header
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown, shown_path
 
 __all__ = ["ARCHITECTURES", "gguf_family", "gguf_to_config", "open_gguf"]
 

@@ -9,10 +9,10 @@ import os
 import re
 from collections.abc import Collection
 
-from manyheads.checkpoints.files import shown, shown_path
 from manyheads.checkpoints.gguf_header import GGUFHeader, read_gguf
 from manyheads.checkpoints.tensors import TensorInfo
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown, shown_path
 
 __all__ = ["first_part", "read_gguf_model"]
 

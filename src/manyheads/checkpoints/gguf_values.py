@@ -8,8 +8,8 @@ import struct
 from dataclasses import dataclass
 from itertools import repeat
 
-from manyheads.checkpoints.files import shown
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown
 
 __all__ = ["ArrayInfo", "Cursor", "read_value"]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from manyheads.checkpoints.files import shown_path
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
+from manyheads.quoting import shown_path
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.safetensors_header import Header

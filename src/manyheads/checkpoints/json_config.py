@@ -7,8 +7,9 @@ import math
 import os
 from typing import Any, NoReturn
 
-from manyheads.checkpoints.files import appearance, open_regular, shown, shown_path
+from manyheads.checkpoints.files import appearance, open_regular
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown, shown_path
 
 __all__ = ["MAX_CONFIG_BYTES", "load_json_object", "parse_json_object"]
 

@@ -10,8 +10,9 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.checkpoints.files import appearance, open_regular, shown, shown_path
+from manyheads.checkpoints.files import appearance, open_regular
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown, shown_path
 
 __all__ = ["Kind", "Located", "locate"]
 

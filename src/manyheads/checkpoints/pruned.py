@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from manyheads.checkpoints.files import shown
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown
 from manyheads.record import record
 from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.kv import Heads

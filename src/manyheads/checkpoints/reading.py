@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.checkpoints.config import ModelConfig, read_config
-from manyheads.checkpoints.files import shown_path
 from manyheads.checkpoints.locate import Located, locate
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown_path
 from manyheads.spec.stack import StackSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from manyheads.checkpoints.draft import CHUNKED, FULL, KINDS, SLIDING, Draft
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
-from manyheads.checkpoints.files import shown
+from manyheads.quoting import shown
 from manyheads.spec.positions import (
     DynamicScaling,
     LinearScaling,

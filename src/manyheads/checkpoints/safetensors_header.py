@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoints.files import appearance, open_regular, shown, shown_path
+from manyheads.checkpoints.files import appearance, open_regular
 from manyheads.checkpoints.json_config import load_json_object, parse_json_object
 from manyheads.checkpoints.tensors import LARGEST_TENSOR_ELEMENTS, TensorInfo, count_elements
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown, shown_path
 
 __all__ = [
     "DTYPE_BITS",

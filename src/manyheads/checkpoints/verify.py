@@ -10,10 +10,10 @@ from typing import Any
 
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import SPELLINGS
-from manyheads.checkpoints.files import shown
 from manyheads.checkpoints.layout import Expected, expected_tensors
 from manyheads.checkpoints.tensors import TensorInfo
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown
 from manyheads.spec.stack import StackSpec
 from manyheads.spec.weights import count, weights
 

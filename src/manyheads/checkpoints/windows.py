@@ -7,7 +7,7 @@ from typing import Any
 from manyheads.checkpoints.draft import CHUNKED, FULL, KINDS, LINEAR, SLIDING, Draft
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
-from manyheads.checkpoints.files import shown
+from manyheads.quoting import shown
 
 __all__ = ["read_kinds"]
 

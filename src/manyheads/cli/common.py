@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from manyheads.errors import BackendError, ManyheadsError
+from manyheads.quoting import one_line
 
 if TYPE_CHECKING:
     from manyheads.report import Report
 
 __all__ = [
+    "LONGEST_LINE",
     "UsageError",
     "add_json",
     "add_output",
@@ -24,11 +27,13 @@ __all__ = [
     "missing_package",
     "nearest",
     "need",
-    "one_line",
     "progress",
     "timed",
     "write_stdout",
 ]
+
+LONGEST_LINE = 1000
+"""Characters of a line on stderr."""
 
 _MODELS_EXTRA = frozenset(
     {
@@ -134,7 +139,8 @@ def _guarded(write: Callable[[TextIO], object]) -> None:
 def progress(text: str) -> None:
     """One line on stderr about what is going on; results never go there."""
     if sys.stderr is not None:
-        print(one_line(text), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # what nobody can read is no reason to end the work
+            print(one_line(text, LONGEST_LINE), file=sys.stderr, flush=True)
 
 
 def timed() -> Callable[[str], None]:
@@ -143,18 +149,11 @@ def timed() -> Callable[[str], None]:
     return lambda text: progress(f"{time.perf_counter() - began:.1f} s: {text}")
 
 
-def one_line(text: str) -> str:
-    """`text` on one line: line breaks become spaces, other control characters are shown as escapes."""
-    from manyheads.report.plain import visible
-
-    return visible(" ".join(text.split()))
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """ "; did you mean X?" for the known word most like `word`, or nothing."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word[:40], list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

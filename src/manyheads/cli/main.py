@@ -12,13 +12,15 @@ ours, which says so. `--debug` anywhere after the verb shows the traceback.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from manyheads.cli.common import UsageError, flush_stdout, missing_package, nearest, one_line
+from manyheads.cli.common import LONGEST_LINE, UsageError, flush_stdout, missing_package, nearest
 from manyheads.errors import ManyheadsError
+from manyheads.quoting import one_line
 
 __all__ = ["VERBS", "build_parser", "main"]
 
@@ -174,7 +176,8 @@ def _complain(message: str, words: list[str]) -> int:
         traceback.print_exc()
     _abandon_stdout_if_unusable()
     if sys.stderr is not None:
-        print(f"manyheads: {one_line(message)}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(one_line(f"manyheads: {message}", LONGEST_LINE), file=sys.stderr, flush=True)
     return 2
 
 

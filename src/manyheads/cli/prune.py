@@ -66,11 +66,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints what goes, what that saves and what it loses; writes the smaller model where a folder is named."""
-    from manyheads.checkpoints.files import shown_path
     from manyheads.checkpoints.locate import locate
     from manyheads.heads.folder import check_folder
     from manyheads.models.load import check_runnable, demo_model
     from manyheads.models.reading import read_text, shipped_text
+    from manyheads.quoting import shown_path
 
     if options.assume:
         raise ManyheadsError(

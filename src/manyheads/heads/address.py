@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, NamedTuple, TypeAlias
 
-from manyheads.checkpoints.files import shown
 from manyheads.errors import ManyheadsError
+from manyheads.quoting import shown
 
 __all__ = ["Head", "Heads", "addresses", "by_layer", "check_heads", "format_head", "format_heads", "format_numbers",
            "parse_head", "parse_heads", "parse_staged"]  # fmt: skip

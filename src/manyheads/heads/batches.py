@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from manyheads.checkpoints.files import shown
 from manyheads.checkpoints.pruned import KEY, LayerHeads, read_record
 from manyheads.errors import ManyheadsError
 from manyheads.models.door_attentions import Attentions
+from manyheads.quoting import shown
 
 __all__ = ["Batch", "Place", "Tokens", "is_cross", "padded", "places", "prepared", "windows"]
 

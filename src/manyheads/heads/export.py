@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from manyheads.checkpoints.files import shown_path
 from manyheads.checkpoints.locate import Located, locate
 from manyheads.checkpoints.pruned import Pruning, read_pruning
 from manyheads.checkpoints.reading import open_model
@@ -40,6 +39,7 @@ from manyheads.models.door_attentions import find_attentions
 from manyheads.models.load import Loaded, load_model
 from manyheads.models.store import Store, open_store
 from manyheads.models.store_write import Written, write_store
+from manyheads.quoting import shown_path
 from manyheads.spec.stack import StackSpec
 from manyheads.spec.weights import weights
 

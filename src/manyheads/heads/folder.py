@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from manyheads.checkpoints.files import shown_path
 from manyheads.checkpoints.locate import Located
 from manyheads.errors import CheckpointError, ManyheadsError
+from manyheads.quoting import shown_path
 
 __all__ = ["appearing", "check_folder", "folder_of"]
 

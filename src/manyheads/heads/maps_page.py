@@ -13,8 +13,8 @@ from typing import Any
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head
 from manyheads.heads.maps import HeadMaps, LayerMaps
+from manyheads.quoting import visible
 from manyheads.report.html import Widget, embedded, fragment
-from manyheads.report.plain import visible
 
 __all__ = ["HeadNote", "grid_widget", "maps_widget", "token_texts"]
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manyheads.checkpoints.files import shown
 from manyheads.checkpoints.pruned import LayerHeads
 from manyheads.errors import ManyheadsError
 from manyheads.heads import batches
 from manyheads.heads.address import Head, Heads, addresses, by_layer, check_heads, format_head
 from manyheads.models.door import Call, Door
 from manyheads.models.door_attentions import Attentions
+from manyheads.quoting import shown
 
 __all__ = ["Place", "Placing", "place_of", "seen", "select", "table"]
 

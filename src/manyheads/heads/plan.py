@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from manyheads.checkpoints.files import shown
 from manyheads.checkpoints.pruned import LayerHeads, Pruning, places
 from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.address import Head, check_heads, format_head, format_heads
+from manyheads.quoting import shown
 from manyheads.spec.attention import Borrowed
 from manyheads.spec.kv import State
 from manyheads.spec.positions import Alibi, RelativeBuckets

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoints.files import shown_path
 from manyheads.checkpoints.locate import Located
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models import unpacked
 from manyheads.models.tokenizer_files import invented
+from manyheads.quoting import shown_path
 from manyheads.spec.stack import StackSpec
 
 __all__ = [

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.checkpoints.files import shown_path
 from manyheads.checkpoints.safetensors_header import read_header
 from manyheads.errors import BackendError, CheckpointError
+from manyheads.quoting import shown_path
 from manyheads.report.files import check_target
 
 __all__ = ["fingerprint", "load_cache", "save_cache"]

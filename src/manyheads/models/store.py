@@ -19,7 +19,6 @@ from torch import Tensor
 
 from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.files import shown, shown_path
 from manyheads.checkpoints.layout import expected_tensors
 from manyheads.checkpoints.reading import Checkpoint, open_model
 from manyheads.checkpoints.tensors import TensorInfo
@@ -28,6 +27,7 @@ from manyheads.errors import CheckpointError
 from manyheads.models.store_files import Files, GgufFile, InMemory, SafetensorsFiles
 from manyheads.models.store_patterns import from_rows, put_together, rows_of, take_apart
 from manyheads.models.store_places import Places
+from manyheads.quoting import shown, shown_path
 from manyheads.spec.stack import StackSpec
 from manyheads.spec.weights import weights
 

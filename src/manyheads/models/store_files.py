@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from manyheads.checkpoints.files import shown, shown_path
 from manyheads.errors import BackendError, CheckpointError
+from manyheads.quoting import shown, shown_path
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.gguf_header import GGUFHeader

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.files import shown, shown_path
 from manyheads.checkpoints.verify import located
 from manyheads.errors import CheckpointError
 from manyheads.models.store_files import Files
+from manyheads.quoting import shown, shown_path
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["Places"]

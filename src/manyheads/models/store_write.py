@@ -22,13 +22,13 @@ from torch import Tensor
 
 from manyheads.checkpoints.config import ModelConfig, read_config
 from manyheads.checkpoints.families import named
-from manyheads.checkpoints.files import shown, shown_path
 from manyheads.checkpoints.layout import Expected, expected_tensors
 from manyheads.checkpoints.reading import open_model
 from manyheads.checkpoints.safetensors_header import INDEX_NAME, SINGLE_NAME
 from manyheads.errors import CheckpointError
 from manyheads.models.store import check_names
 from manyheads.models.store_patterns import put_together
+from manyheads.quoting import shown, shown_path
 from manyheads.spec.stack import StackSpec
 from manyheads.spec.weights import weights as inventory
 

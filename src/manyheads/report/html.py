@@ -11,8 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from manyheads.quoting import visible
 from manyheads.report.jsonform import encode
-from manyheads.report.plain import visible
 from manyheads.report.plot import Drawing, Plot, draw
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import io
 import os
 from typing import TYPE_CHECKING, TextIO
 
-from manyheads.report.plain import visible
+from manyheads.quoting import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,20 +6,12 @@ import math
 from collections.abc import Iterable
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 
-__all__ = ["LARGEST_SIZE", "flag", "instance", "number", "one_of", "row", "shown", "size", "text"]
+__all__ = ["LARGEST_SIZE", "flag", "instance", "number", "one_of", "row", "size", "text"]
 
 # Beyond any real width, vocabulary or context, and small enough that sums over 10,000 layers stay quick and printable.
 LARGEST_SIZE = 2**40
-
-
-def shown(value: object) -> str:
-    """`value` for a message: its repr, cut where it is long (Python refuses to print a number of 5,000 digits at all)."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__} too large to print"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def size(name: str, value: object, *, least: int = 1, most: int = LARGEST_SIZE) -> None:

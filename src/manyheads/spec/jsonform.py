@@ -9,6 +9,7 @@ of the dataclasses, so that a new field or kind needs no code here.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -67,8 +68,8 @@ def from_json_text(text: str) -> Described:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise SpecError(f"broken JSON: {short(next(key for key in keys if keys.count(key) > 1))} is given twice")
+        times = Counter(key for key, _ in pairs)
+        raise SpecError(f"broken JSON: {short(next(key for key in times if times[key] > 1))} is given twice")
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 
 from manyheads.errors import SpecError
-from manyheads.spec import check
+from manyheads.quoting import cut, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing would cost the command line 2 ms
@@ -158,7 +158,7 @@ class Reader:
 
 def short(value: object) -> str:
     """`value` for a message: its repr, cut where it is long."""
-    return str(value)[:60] if isinstance(value, Call) else check.shown(value)
+    return cut(str(value), 80) if isinstance(value, Call) else shown(value)
 
 
 def suggest(found: str, valid: Iterable[str]) -> str:
