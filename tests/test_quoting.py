@@ -83,7 +83,9 @@ def test_both_ends_of_a_long_path_are_shown() -> None:
 @given(st.text(), st.integers(10, 40))
 def test_what_is_cut_keeps_both_ends(text: str, most: int) -> None:
     made = cut(text, most)
-    assert made == text if len(text) <= most else (len(made) == most and made[:3] == text[:3] and made[-3:] == text[-3:])
+    assert (
+        made == text if len(text) <= most else (len(made) == most and made[:3] == text[:3] and made[-3:] == text[-3:])
+    )
 
 
 def test_one_line() -> None:

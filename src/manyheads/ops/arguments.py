@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 from manyheads.spec import check
 
 __all__ = [
@@ -61,7 +62,7 @@ def check_dropout(dropout: float, *, all_of_it: bool = False) -> None:
     """Raise a SpecError unless `dropout` lies in [0, 1), or [0, 1] with `all_of_it`."""
     usable = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if not usable or not (0 <= dropout < 1 or (all_of_it and dropout == 1)):
-        raise SpecError(f"dropout must lie in {'[0, 1]' if all_of_it else '[0, 1)'}, found {check.shown(dropout)}")
+        raise SpecError(f"dropout must lie in {'[0, 1]' if all_of_it else '[0, 1)'}, found {shown(dropout)}")
 
 
 def check_sinks(sinks: Tensor | None, *, heads: int) -> None:
@@ -122,7 +123,7 @@ def _number(name: str, value: object, none: str = "") -> None:
     """`check.number` by comparisons alone, which torch.compile can guard."""
     usable = isinstance(value, int | float) and not isinstance(value, bool)
     if not usable or not 0 < value < math.inf:  # type: ignore[operator]
-        raise SpecError(f"{name} must be a finite number above 0{none}; found {check.shown(value)}")
+        raise SpecError(f"{name} must be a finite number above 0{none}; found {shown(value)}")
 
 
 def _looked_at(tensor: Tensor) -> bool:
