@@ -231,6 +231,12 @@ def test_what_a_large_bias_holds_shows():
         assert (out[:, 1] == 0).all() if value == -float("inf") else out[:, 1].isnan().all()
 
 
+def test_a_bias_that_could_be_sequences_or_heads_is_refused():
+    q, k, v = made((2, 2, 2, 1, 20, 16, 16), torch.float32)
+    with pytest.raises(SpecError, match=r"bias \(2, 1, 20\) can be read two ways"):
+        decode(q, k, v, Keys.causal(2, 1, 20), scale=0.1, bias=torch.zeros(2, 1, 20))
+
+
 @pytest.mark.parametrize("window", [0, -1, 2.0])
 def test_a_window_that_is_none(window):
     with pytest.raises(SpecError, match="window must"):

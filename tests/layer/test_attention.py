@@ -160,15 +160,31 @@ def test_a_callers_mask_and_the_specs_are_both_obeyed(seen: str) -> None:
 
 def test_a_mask_of_each_sequence_of_its_own() -> None:
     """Case O10: (b, t, s) is a mask a sequence, never a mask a head."""
-    made, x = layer("mha"), tokens(3, 5)
-    visible = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.7
+    made, x = layer("mha"), tokens(2, 5)
+    visible = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.7
     y = made(x, visible=visible)
-    for row in range(3):
+    for row in range(2):
         torch.testing.assert_close(y[row : row + 1], made(x[row : row + 1], visible=visible[row]), **TOLERANCE)
     heads = visible[:, None] & (torch.arange(3) > 0)[None, :, None, None]
     _, weights = made(x, visible=heads, need_weights="heads")
     assert weights[:, 0].abs().max() == 0
     assert weights[:, 1].abs().max() > 0
+
+
+def test_three_axes_that_could_be_sequences_or_heads_are_refused() -> None:
+    """As many sequences as heads: layer and operators would read one mask two ways; each is written with four axes."""
+    made, x = layer("mha"), tokens(3, 5)
+    visible = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.7
+    words = r"visible \(3, 5, 5\) can be read two ways, as there are 3 sequences and 3 heads: write visible\[:, None\]"
+    for mask in (visible, masks.dense(visible), masks.causal() & masks.dense(visible)):
+        with pytest.raises(SpecError, match=words):
+            made(x, visible=mask)
+    _, by_sequence = made(x, visible=visible[:, None], need_weights="heads")
+    _, by_head = made(x, visible=visible[None], need_weights="heads")
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    assert torch.equal(by_sequence > 0, (visible & causal)[:, None].expand(3, 3, 5, 5))
+    assert torch.equal(by_head > 0, (visible & causal)[None].expand(3, 3, 5, 5))
+    made(x, visible=visible[:1])  # one for all
 
 
 def test_a_bias_of_zero_and_infinity_is_a_mask() -> None:

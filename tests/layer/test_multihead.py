@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -255,12 +256,22 @@ def test_autocast_computes_in_its_dtype() -> None:
         ((2, 6), "embed_dim 2 does not divide into 6 heads; embed_dim 6 or 12 would"),
         ((0, 1), "embed_dim and num_heads must be 1 or more, found 0 and 1"),
         ((4, -2), "embed_dim and num_heads must be 1 or more, found 4 and -2"),
+        ((8, 2.0), "num_heads must be an integer, found 2.0"),
+        ((8.0, 2), "embed_dim must be an integer, found 8.0"),
+        ((8, True), "num_heads must be an integer, found True"),
+        ((8, 2, 0.0, True, False, False, 4.0), "kdim must be an integer, found 4.0"),
         ((4, 2, 1.5), r"dropout must lie in \[0, 1\], found 1.5"),
     ],
 )
 def test_cases_o42_and_o43_a_layer_that_cannot_be(arguments, message) -> None:
     with pytest.raises(SpecError, match=f"^{message}$"):
         MultiheadAttention(*arguments)
+
+
+def test_numpys_integers_are_integers() -> None:
+    layer = MultiheadAttention(np.int64(8), np.int32(2))
+    assert (type(layer.num_heads), layer.num_heads, layer.head_dim) == (int, 2, 4)
+    layer(*[torch.randn(3, 1, 8)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +316,9 @@ def test_masks_that_do_not_fit_are_refused_with_their_numbers(settings, message)
     ("options", "message"),
     [
         ({"embed_dim_to_check": 4}, "embed_dim_to_check 4 wide, a multiple of 2 heads; found 6"),
+        ({"num_heads": 2.0}, "num_heads must be an integer of 1 or more, found 2.0"),
+        ({"num_heads": 0}, "num_heads must lie in"),
+        ({"dropout_p": float("nan")}, "dropout must lie in"),
         ({"num_heads": 4}, "embed_dim_to_check 6 wide, a multiple of 4 heads; found 6"),
         ({"in_proj_weight": None}, "use_separate_proj_weight=False needs in_proj_weight; found None"),
         ({"use_separate_proj_weight": True}, "needs q_proj_weight, k_proj_weight and v_proj_weight; found None"),

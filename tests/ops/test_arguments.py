@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
-from manyheads.ops import arguments, bias, latent, linear, rope, sdpa, softmax, tiled
+from manyheads.ops import arguments, bias, latent, linear, masks, rope, sdpa, softmax, tiled
 from manyheads.spec.positions import Rope
 
 NAN, INF = math.nan, math.inf
@@ -137,3 +137,55 @@ def test_alibi_in_16_bits_is_rounded_once() -> None:
     slopes = torch.tensor([2.0**-8])
     last = bias.alibi_bias(slopes, queries=1, keys=70_001, dtype=torch.float16)[0, 0, 0, 0]
     assert float(last) == -273.5
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_three_axes_that_could_be_sequences_or_heads_are_refused(form: str) -> None:
+    """(3, t, s) beside 3 sequences of 3 heads; written with four axes, or of another size, it has one meaning."""
+    q = torch.randn(3, 3, 2, 4, generator=TORCH)
+    seen = torch.tensor([[[1, 0], [1, 1]], [[1, 1], [0, 1]], [[1, 1], [1, 1]]]).bool()
+    calls: dict[str, Callable[..., object]] = {
+        "plain": lambda **options: softmax.attention(q, q, q, scale=0.5, **options),
+        "tiled": lambda **options: tiled.attention(q, q, q, scale=0.5, **options),
+        "sdpa": lambda **options: sdpa.attention(q, q, q, scale=0.5, **options),
+        "supports": lambda **options: sdpa.supports(q, q, q, scale=0.5, **options),
+        "scores": lambda **options: softmax.scores(q, q, scale=0.5, **options),
+    }
+    added = torch.zeros(3, 2, 2)
+    two = {"visible": seen, "bias": added}
+    for name, value in two.items():
+        with pytest.raises(
+            SpecError, match=rf"{name} \(3, 2, 2\) can be read two ways.*{name}\[:, None\] .*{name}\[None\]"
+        ):
+            calls[form](**{name: value})
+        for one in (value[:, None], value[None], value[:1], value[0]):
+            calls[form](**{name: one})
+    with pytest.raises(SpecError, match="can be read two ways"):
+        calls[form](visible=masks.causal() & masks.dense(seen))
+
+
+def test_a_mask_a_head_hides_in_that_head() -> None:
+    q = torch.randn(3, 3, 2, 4, generator=TORCH)
+    seen = torch.tensor([[[1, 0], [1, 1]], [[1, 1], [0, 1]], [[1, 1], [1, 1]]]).bool()
+    for visible, axis in ((seen[:, None], 0), (seen[None], 1)):
+        hidden = softmax.scores(q, q, scale=0.5, visible=visible, stage="probabilities") == 0
+        assert torch.equal(hidden, ~(seen[:, None] if axis == 0 else seen[None]).expand(3, 3, 2, 2))
+
+
+def test_a_dense_mask_that_is_materialised_asks_the_same() -> None:
+    mask = masks.dense(torch.ones(3, 2, 2, dtype=torch.bool))
+    with pytest.raises(SpecError, match="can be read two ways"):
+        masks.materialise(mask, batch=3, heads=3, queries=2, keys=2)
+    assert masks.materialise(mask, batch=2, heads=3, queries=2, keys=2).shape == (1, 3, 2, 2)
+
+
+def test_sizes_that_are_no_integers() -> None:
+    x = torch.rand(1, 2, 3, 4)
+    for asked in (
+        lambda: bias.alibi_slopes(2.0),  # type: ignore[arg-type]
+        lambda: bias.sinusoids(torch.arange(3), 4.0),  # type: ignore[arg-type]
+        lambda: tiled.attention(x, x, x, scale=0.5, tile=2.0),  # type: ignore[arg-type]
+        lambda: linear.chunked(x, x, x, size=2.0),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(SpecError, match="must be an integer of 1 or more, found"):
+            asked()

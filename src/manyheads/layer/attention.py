@@ -80,7 +80,8 @@ class Attention(nn.Module):
         memory        (b, s, e) for cross-attention; a cache keeps its keys and values, then it may be left out
         cache         from `caches.cache_for(spec, ...)`
         visible       a predicate of `ops.masks`, or booleans (t, s), (b, t, s), (b, 1 or h, t, s), True = may attend;
-                      combined with the spec's mask by &. s counts all tokens so far, whatever the cache still holds
+                      combined with the spec's mask by &; (b, t, s) is refused where b = h > 1: write [:, None]. s counts
+                      all tokens so far, whatever the cache still holds
         positions     (t,) or (b, t), where the new tokens stand; left out: after the cache's, or from 0
         bias          (t, s) or (b or 1, h or 1, t, s), added to the logits after scale and softcap
         table         (buckets, h): T5's learned bias, the stack's, where positions are RelativeBuckets

@@ -15,7 +15,7 @@ from manyheads.layer.caches.base import described, part_shapes
 from manyheads.layer.core import BACKENDS
 from manyheads.layer.latent import FORMS as LATENT_FORMS
 from manyheads.layer.state import FORMS as STATE_FORMS
-from manyheads.ops.arguments import check_dropout
+from manyheads.ops.arguments import check_axes, check_dropout
 from manyheads.ops.predicates import Padding, Visible
 from manyheads.spec import AttentionSpec, Borrowed, Cross, Latent, NoPositions, RelativeBuckets, State, to_text
 
@@ -148,7 +148,9 @@ def places(spec: AttentionSpec, x: Tensor, positions: Tensor | None, cache: Cach
 
 
 def mask(visible: Visible | Tensor | None, *, batch: int, heads: int, count: int) -> Visible | Tensor | None:
-    """A caller's mask: a predicate, or booleans (t, s), (b, t, s) or (b, 1 or h, t, s), made four-dimensional."""
+    """A caller's mask: a predicate, or booleans (t, s), (b, t, s) or (b, 1 or h, t, s), made four-dimensional; three axes are
+    refused where b = h > 1, as everywhere.
+    """
     if visible is None or isinstance(visible, Visible):
         return visible
     shapes = f"(t, s), (b, t, s) or (b, 1 or h, t, s) with b = {batch}, h = {heads}, t = {count}"
@@ -158,6 +160,7 @@ def mask(visible: Visible | Tensor | None, *, batch: int, heads: int, count: int
         raise SpecError(
             f"visible must be boolean, True = may attend, found {visible.dtype}; an additive mask is a bias"
         )
+    check_axes("visible", visible, batch=batch, heads=heads)
     found = tuple(visible.shape)
     wanted = {2: (count,), 3: (batch, count), 4: (batch, heads, count)}.get(len(found))
     fits = wanted is not None and all(size in (1, need) for size, need in zip(found, wanted, strict=False))

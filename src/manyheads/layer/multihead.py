@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from manyheads.errors import SpecError
 from manyheads.layer.multihead_forward import Given, attend, multi_head_attention_forward
 from manyheads.ops.arguments import check_dropout
+from manyheads.spec.check import shown
 
 __all__ = ["MultiheadAttention", "multi_head_attention_forward"]
 
@@ -54,6 +56,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        embed_dim, num_heads = _whole("embed_dim", embed_dim), _whole("num_heads", num_heads)
+        kdim, vdim = (None if size is None else _whole(name, size) for name, size in (("kdim", kdim), ("vdim", vdim)))
         if embed_dim < 1 or num_heads < 1:
             raise SpecError(f"embed_dim and num_heads must be 1 or more, found {embed_dim} and {num_heads}")
         if embed_dim % num_heads:
@@ -127,6 +131,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         if weights is not None:
             weights = weights.masked_fill(absent[:, :, None] if average else absent[:, None, :, None], 0.0)
         return torch.nested.as_nested_tensor(rows, layout=query.layout), weights
+
+
+def _whole(name: str, value: object) -> int:
+    """`value` as an int, NumPy's own too; a float that happens to be whole would be found out in forward only."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__") or isinstance(value, Tensor):
+        raise SpecError(f"{name} must be an integer, found {shown(value)}")
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 def _pad(nested: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,8 @@ from manyheads.layer.multihead_masks import Sizes, translate
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.arguments import check_dropout
 from manyheads.ops.masks import Visible
-from manyheads.ops.request import wide
+from manyheads.ops.request import in_full, wide
+from manyheads.spec import check
 
 __all__ = ["Given", "attend", "multi_head_attention_forward"]
 
@@ -102,7 +103,8 @@ def _with_weights(
     )
     # torch's own dropout, drawn in the order of torch's module: the same seed drops the same weights
     kept = dropout(weights, share) if share else weights
-    return (kept @ v.to(kept.dtype)).to(q.dtype), weights
+    with in_full(q):
+        return (kept @ v.to(kept.dtype)).to(q.dtype), weights
 
 
 def _without_weights(
@@ -221,6 +223,7 @@ def multi_head_attention_forward(
     """`torch.nn.functional.multi_head_attention_forward`, same arguments (tokens before batch), as
     `MultiheadAttention` computes it: its docstring has the equation and where results differ from torch's.
     """
+    check.size("num_heads", num_heads)
     if query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
         raise SpecError(
             f"query must be embed_dim_to_check {embed_dim_to_check} wide, a multiple of {num_heads} heads; "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from manyheads.kernels.keys import Keys
+from manyheads.ops.arguments import check_axes
 from manyheads.ops.masks import materialise
 from manyheads.ops.predicates import Causal, Everything, Visible, Window
 
@@ -37,7 +38,9 @@ def seen_keys(visible: Visible | Tensor | None, *, batch: int, heads: int, queri
     if isinstance(visible, Causal | Window):
         return Seen(Keys.causal(batch, queries, keys, window=visible.keys if isinstance(visible, Window) else None))
     mask: Any = visible
-    if not isinstance(visible, Tensor):
+    if isinstance(visible, Tensor):
+        check_axes("visible", visible, batch=batch, heads=heads)
+    else:
         mask = materialise(visible, batch=batch, heads=heads, queries=queries, keys=keys)
     if torch.compiler.is_compiling():
         return Seen(_span(batch, queries, keys), _hidden(mask))

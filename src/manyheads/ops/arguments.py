@@ -28,6 +28,7 @@ from manyheads.spec import check
 
 __all__ = [
     "LARGEST_LOOKED_AT",
+    "check_axes",
     "check_bias",
     "check_dropout",
     "check_positions",
@@ -39,6 +40,18 @@ __all__ = [
 ]
 
 LARGEST_LOOKED_AT = 2**12  # a few microseconds
+
+
+def check_axes(name: str, tensor: Tensor, *, batch: int, heads: int) -> None:
+    """Raise a SpecError for a mask or bias (n, t, s) where there are n sequences and n heads: it could be either's.
+
+    Everywhere else three axes have one meaning that fits, or are refused for their shape.
+    """
+    if tensor.dim() == 3 and tensor.shape[0] == batch == heads != 1:
+        raise SpecError(
+            f"{name} {tuple(tensor.shape)} can be read two ways, as there are {batch} sequences and {heads} heads: write "
+            f"{name}[:, None] for one a sequence, {name}[None] for one a head"
+        )
 
 
 def check_scale(scale: float) -> None:
@@ -100,6 +113,7 @@ def check_bias(bias: Tensor | None, shape: tuple[int, int, int, int]) -> None:
         return
     if not bias.is_floating_point():
         raise SpecError(f"bias is added to the logits and must be floating, found {bias.dtype}; a mask goes in visible")
+    check_axes("bias", bias, batch=shape[0], heads=shape[1])
     sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
     if bias.dim() > 4 or any(size not in (1, need) for size, need in sizes):
         raise SpecError(f"bias {tuple(bias.shape)} does not broadcast to (batch, heads, queries, keys) {shape}")

@@ -11,6 +11,7 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_positions, check_slopes
 from manyheads.ops.predicates import Grid, grid
+from manyheads.spec import check
 
 __all__ = ["Additive", "Alibi", "alibi_bias", "alibi_slopes", "relative_bias", "relative_buckets", "sinusoids"]
 
@@ -32,8 +33,7 @@ def alibi_slopes(heads: int, *, device: torch.device | str = "cpu") -> Tensor:
     For other counts, the slopes of the power of two below, then every other slope of the one above (arXiv 2108.12409,
     section 3, and its published code; case O97).
     """
-    if heads < 1:
-        raise SpecError(f"alibi needs 1 head or more, found {heads}")
+    check.size("heads of alibi", heads)
     power = 2 ** (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
     slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)]
@@ -112,6 +112,7 @@ def sinusoids(
     (Marian, Whisper). `inclusive`: rates base^(-i/(n-1)), so that the last is 1/base exactly (tensor2tensor, Whisper).
     """
     check_positions(positions)
+    check.size("dim of sinusoids", dim)
     if dim % 2 or dim < 2 or (inclusive and dim < 4):
         raise SpecError(f"sinusoids need an even dim of 2 or more (4 where inclusive), found {dim}")
     if layout not in ("interleaved", "halves"):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
-from manyheads.ops.request import wide
+from manyheads.ops.request import in_full, wide
 from manyheads.ops.softmax import probabilities
 
 __all__ = ["additive", "concat", "dot", "general", "intra"]
@@ -34,8 +34,9 @@ def additive(
     _fits("w_q", w_q, (w_score.shape[0], q.shape[-1]))
     _fits("w_k", w_k, (w_score.shape[0], k.shape[-1]))
     wider = wide(q.dtype)
-    left, right = q.to(wider) @ w_q.to(wider).T, k.to(wider) @ w_k.to(wider).T
-    return _mix(torch.tanh(left[:, :, None] + right[:, None]) @ w_score.to(wider), k, v, visible)
+    with in_full(q):
+        left, right = q.to(wider) @ w_q.to(wider).T, k.to(wider) @ w_k.to(wider).T
+        return _mix(torch.tanh(left[:, :, None] + right[:, None]) @ w_score.to(wider), k, v, visible)
 
 
 def dot(q: Tensor, k: Tensor, v: Tensor | None = None, *, visible: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,8 @@ def dot(q: Tensor, k: Tensor, v: Tensor | None = None, *, visible: Tensor | None
     if q.shape[-1] != k.shape[-1]:
         raise SpecError(f"dot needs queries and keys of one width, found {q.shape[-1]} and {k.shape[-1]}")
     wider = wide(q.dtype)
-    return _mix(q.to(wider) @ k.to(wider).mT, k, v, visible)
+    with in_full(q):
+        return _mix(q.to(wider) @ k.to(wider).mT, k, v, visible)
 
 
 def general(
@@ -52,7 +54,8 @@ def general(
     """score(i, j) = q_i^T W k_j with w (m, e) (arXiv 1508.04025, section 3.1)."""
     _fits("w", w, (q.shape[-1], k.shape[-1]))
     wider = wide(q.dtype)
-    return _mix(q.to(wider) @ w.to(wider) @ k.to(wider).mT, k, v, visible)
+    with in_full(q):
+        return _mix(q.to(wider) @ w.to(wider) @ k.to(wider).mT, k, v, visible)
 
 
 def concat(

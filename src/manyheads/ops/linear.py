@@ -23,6 +23,7 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_scale
 from manyheads.ops.request import in_full, wide
+from manyheads.spec import check
 
 __all__ = ["LinearState", "chunked", "features", "quadratic", "recurrent"]
 
@@ -98,8 +99,7 @@ def chunked(
     size: int = 64,
 ) -> tuple[Tensor, LinearState]:
     """`recurrent` with all pairs inside a chunk of `size` tokens at once and the state carried between chunks."""
-    if size < 1:
-        raise SpecError(f"a chunk must hold 1 token or more, found {size}")
+    check.size("tokens in a chunk", size)
     asked = _ask(q, k, v, rule=rule, scale=scale, normalised=normalised, decay=decay, beta=beta, keep=keep, state=state)
     with in_full(q):
         return _run(asked, size=size)

@@ -92,7 +92,10 @@ def per_head(*masks: Visible) -> Visible:
 
 
 def dense(mask: Tensor) -> Visible:
-    """A boolean tensor, right-aligned against (batch, heads, queries, keys) with sizes equal or 1; True = may attend."""
+    """A boolean tensor, right-aligned against (batch, heads, queries, keys) with sizes equal or 1; True = may attend.
+
+    Three axes are (heads, queries, keys), and refused where there are as many sequences as heads: give four.
+    """
     _boolean("visible", mask, (1, 2, 3, 4), "broadcastable to (batch, heads, queries, keys)")
     return Dense(mask)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.ops.arguments import check_axes
 
 __all__ = [
     "Band",
@@ -203,6 +204,7 @@ class Lengths(Visible):
 @dataclass(frozen=True, eq=False)
 class Dense(Visible):
     """A boolean tensor (.., t, s), right-aligned against (batch, heads, queries, keys): rows count from the first query.
+    Three axes are refused where there are as many sequences as heads.
 
     Called with absolute positions, query `first` reads row 0.
     """
@@ -223,6 +225,7 @@ class Dense(Visible):
         return mask[:, :, rows, columns]
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
+        check_axes("visible", self.mask, batch=batch, heads=heads)
         fits("visible", self._ranked(), (batch, heads, queries, keys))
 
     def _ranked(self) -> Tensor:

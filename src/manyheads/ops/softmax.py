@@ -41,7 +41,8 @@ def attention(
 
     scale           factor on the logits
     visible         predicate or boolean tensor, True = may attend; None: everything
-    bias            added after scale and softcap; broadcasts to (b, h, t, s), right-aligned
+    bias            added after scale and softcap; broadcasts to (b, h, t, s), right-aligned as visible is; (h, t, s) is
+                    refused where b = h > 1, since it might be (b, t, s): write [None] or [:, None]
     softcap         logits become softcap · tanh(logits / softcap) (Gemma 2, arXiv 2408.00118)
     sinks           (h,) one extra logit a head in the denominator, its column dropped (gpt-oss)
     dropout         share of the probabilities set to zero, the others divided by 1 - dropout; 0 when not training

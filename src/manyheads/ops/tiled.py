@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.errors import SpecError
 from manyheads.ops import dropout as drop
 from manyheads.ops.bias import Additive
 from manyheads.ops.predicates import Visible
 from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
+from manyheads.spec import check
 
 __all__ = ["attention"]
 
@@ -50,8 +50,7 @@ def attention(
     asked = request(
         q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout, offset=offset
     )
-    if tile < 1:
-        raise SpecError(f"a tile must hold 1 key or more, found {tile}")
+    check.size("keys in a tile", tile)
     seed = drop.seed(q.device) if dropout else None
     learned = bias if isinstance(bias, Tensor) else None
     out, lse = _Tiled.apply(q, k, v, learned, sinks, seed, asked, tile)
