@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 from manyheads.cli.main import main
 from manyheads.heads.pruning_tables import report
-from manyheads.models.reading import Reading
+from manyheads.models.reading import Reading, shipped_text
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -137,6 +137,19 @@ def test_losses_have_windows_and_an_interval_that_the_object_has_too(capsys, her
     assert status == 0
     assert "in 1 window" in " ".join(out.split())
     assert "one window of text, so there is no interval" in " ".join(out.split())
+
+
+def test_what_is_written_tells_the_loss_that_is_printed(capsys, here, llama) -> None:
+    told = json.loads(run(capsys, llama, "--budget", 2, "--rounds", 1, "--tokens", 400, "--output", "out", "--json")[1])
+    written = json.loads(Path("out/pruning.json").read_text())
+    assert {key: written[key] for key in ("chosen", "rounds", "losses")} == {
+        key: told[key] for key in ("chosen", "rounds", "losses")
+    }
+    assert written["losses"]["text_sha256"] == shipped_text().sha256
+    assert (
+        f"{told['losses']['before']:.4f} before, {told['losses']['after']:.4f} after"
+        in Path("out/README.md").read_text()
+    )
 
 
 def test_heads_that_went_before_are_counted(capsys, here, llama) -> None:

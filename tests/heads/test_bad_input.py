@@ -280,7 +280,7 @@ def _no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("place", ["safetensors.torch.save_file", "manyheads.heads.export._card"])
+@pytest.mark.parametrize("place", ["safetensors.torch.save_file", "manyheads.heads.export.card"])
 def test_a_full_disk_midway(capsys, here, llama, monkeypatch, place: str) -> None:
     from safetensors import SafetensorError
 
@@ -295,7 +295,7 @@ def test_a_full_disk_midway(capsys, here, llama, monkeypatch, place: str) -> Non
 
 @pytest.mark.parametrize(
     "place",
-    ["safetensors.torch.save_file", "manyheads.heads.export._apart", "manyheads.heads.export._card", "os.replace"],
+    ["safetensors.torch.save_file", "manyheads.heads.export._apart", "manyheads.heads.export.card", "os.replace"],
 )
 def test_ctrl_c_midway_leaves_nothing_and_an_empty_folder_empty(capsys, here, llama, monkeypatch, place: str) -> None:
     Path("ready").mkdir()

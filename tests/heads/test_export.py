@@ -3,9 +3,11 @@ logits of the masked model; bytes are the cost model's; what fails leaves nothin
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from safetensors.torch import load_file  # noqa: E402
+
+import manyheads  # noqa: E402
 import tiny_models  # noqa: E402
 import tiny_transformers as tiny  # noqa: E402
 from manyheads.checkpoints import open_model  # noqa: E402
@@ -216,14 +221,112 @@ def test_the_model_is_called_what_its_user_calls_it(tmp_path: Path) -> None:
     kept = replace(found, kept=str(tmp_path / "cache" / "0a1b2c-transformers-5.0.0"))
     named = tmp_path / "named" / "My-Model.Q8_0.gguf"
     named.parent.mkdir()
-    named.write_bytes(b"GGUF")
+    named.write_bytes(_gguf_that_says("general.license", "apache-2.0"))
     export(named, {0: (0, 1), 1: (2, 3)}, tmp_path / "out", loaded=kept)
     card, told = ((tmp_path / "out" / name).read_text() for name in ("README.md", "pruning.json"))
-    assert card.startswith("# My-Model.Q8_0 without some of its attention heads")
-    assert json.loads(told)["model"] == "My-Model.Q8_0"
+    assert card.startswith('---\nlicense: "apache-2.0"\n---\n\n# My-Model.Q8_0 without some of its attention heads')
+    assert json.loads(told)["model"] == json.loads(told)["original"] == "My-Model.Q8_0"
+    assert json.loads(told)["source"]["files"] == [
+        {"name": named.name, "bytes": len(named.read_bytes()), "sha256": hashlib.sha256(named.read_bytes()).hexdigest()}
+    ]
     assert "0a1b2c" not in card + told
     export(folder, {0: (0, 1), 1: (2, 3)}, tmp_path / "again")
     assert json.loads((tmp_path / "again" / "pruning.json").read_text())["model"] == "src"
+
+
+def _gguf_that_says(key: str, value: str) -> bytes:
+    """The header of a GGUF file, version 3, of no tensors and one string (type 8): the format's specification."""
+    texts = [struct.pack("<Q", len(text)) + text.encode() for text in (key, value)]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + texts[0] + struct.pack("<I", 8) + texts[1]
+
+
+def test_an_export_says_where_it_came_from_and_what_it_lost(tmp_path: Path) -> None:
+    folder = tiny_models.save("llama", tmp_path / "src")
+    (folder / "README.md").write_text("---\nlicense: other\nlicense_name: mine\ntags: [a]\n---\n# A model\n")
+    (folder / "LICENSE.txt").write_text("Do as you like.\n")
+    (folder / "notice").write_text("By me.\n")
+    losses = {
+        "reason": "", "objective": "next token", "unit": "nats a token", "before": 2.0, "after": 2.25, "change": 0.25,
+        "interval": [0.125, 0.375], "tokens": 1_024, "windows": 4, "text": "a.txt", "text_sha256": "ab" * 32,
+    }  # fmt: skip
+    choice = {"chosen": "greedy by ablation to the mean", "rounds": 3, "losses": losses}
+    export(folder, {0: (0, 1)}, tmp_path / "out", choice=choice)
+    told, card = (
+        json.loads((tmp_path / "out" / "pruning.json").read_text()),
+        (tmp_path / "out" / "README.md").read_text(),
+    )
+    assert {key: told[key] for key in choice} == choice
+    assert (told["model"], told["original"], told["earlier"]) == ("src", "src", [])
+    assert told["versions"]["manyheads"] == manyheads.__version__
+    hashes = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("config.json", "model.safetensors")
+    }
+    assert {file["name"]: file["sha256"] for file in told["source"]["files"]} == hashes
+    assert told["licence"] == {"license": "other", "license_name": "mine", "files": ["LICENSE.txt", "notice"]}
+    assert [(tmp_path / "out" / name).read_text() for name in ("LICENSE.txt", "notice")] == [
+        "Do as you like.\n",
+        "By me.\n",
+    ]
+    assert card.startswith('---\nlicense: "other"\nlicense_name: "mine"\n---\n\n# src without')
+    for said in (
+        "Chosen: greedy by ablation to the mean, asked 3 times.", "2.0000 before, 2.2500 after (+0.2500, 95% +0.1250 to +0.3750)",
+        f"on 1,024 tokens of a.txt (sha256 {'ab' * 32}) in 4 windows", f"Written by manyheads {manyheads.__version__}.",
+        *hashes.values(), "License: other (text: LICENSE.txt, notice)",
+    ):  # fmt: skip
+        assert said in card
+
+
+def test_a_second_pruning_numbers_heads_by_the_first_model_and_says_so(saved, tmp_path: Path) -> None:
+    folder, _ = saved("gpt2")
+    export(folder, {0: (1,), 1: (2, 3)}, tmp_path / "one", form="compact")
+    export(tmp_path / "one", {0: (5,)}, tmp_path / "two", form="compact")
+    export(tmp_path / "two", {0: (0,)}, tmp_path / "three", form="compact")
+    told, card = (
+        (tmp_path / "three" / "pruning.json").read_text(), (tmp_path / "three" / "README.md").read_text()
+    )  # fmt: skip
+    first, second = json.loads(told)["earlier"]
+    assert (json.loads(told)["model"], json.loads(told)["original"]) == ("two", "gpt2")
+    assert (first["model"], first["removed_now"]) == ("gpt2", [["decoder", 0, 1], ["decoder", 1, 2], ["decoder", 1, 3]])
+    assert (second["model"], second["removed_now"], second["losses"]) == (
+        "one", [["decoder", 0, 5]], {"reason": "not measured"}
+    )  # fmt: skip
+    assert "Removed in all (layer:head, numbered as in gpt2): 0:0,1,5;1:2,3" in card
+    assert "Of these 0:0 went now; 4 had gone before two was made." in card
+    os.unlink(tmp_path / "two" / "pruning.json")
+    export(tmp_path / "two", {0: (0,)}, tmp_path / "four", form="compact")
+    assert (
+        "the model that two was first pruned from, whose name is not recorded"
+        in (tmp_path / "four" / "README.md").read_text()
+    )
+    assert json.loads((tmp_path / "four" / "pruning.json").read_text())["original"] is None
+
+
+@pytest.mark.parametrize("card", ["", "no block", "---\n- a\n---\n", "---\nlicense: [\n---\n", "---\nlicense: {a: b}\n---\n",
+                                  "---\nlicense: 7\n---\n", f"---\nlicense: {'x' * 2_000_000}\n---\n"])  # fmt: skip
+def test_a_card_that_says_nothing_is_no_licence(tmp_path: Path, card: str) -> None:
+    folder = tiny_models.save("llama", tmp_path / "src", tokenizer=False)
+    (folder / "README.md").write_text(card)
+    export(folder, {0: (0, 1)}, tmp_path / "out", check=False)
+    assert json.loads((tmp_path / "out" / "pruning.json").read_text())["licence"] == {"files": []}
+    assert "src states no license here" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt2", "t5"])
+def test_the_shards_of_the_source_stay(tmp_path: Path, name: str) -> None:
+    """As many files, each holding what its namesake held and no more bytes than that."""
+    model = tiny.build(name)
+    model.save_pretrained(tmp_path / "src", max_shard_size=40_000)
+    files = sorted(path.name for path in (tmp_path / "src").glob("*.safetensors"))
+    assert len(files) > 2
+    heads = "decoder/0:0-2" if name == "t5" else "0:0-2"
+    export(tmp_path / "src", heads, tmp_path / "out", form="padded")
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == files
+    for file in files:
+        before, after = (load_file(tmp_path / where / file) for where in ("src", "out"))
+        assert set(after) == set(before)
+        assert sum(x.nbytes for x in after.values()) <= sum(x.nbytes for x in before.values())
+    written = load_model(locate(str(tmp_path / "out")), open_model(tmp_path / "out").stack).model
+    assert close(logits_of(written), masked(model, heads))
 
 
 def test_zeros_are_not_told_as_a_gain(saved, tmp_path: Path) -> None:
@@ -327,7 +430,7 @@ def test_a_folder_in_use_and_a_full_disk(saved, tmp_path: Path, monkeypatch: pyt
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exporting, "_card", full)
+    monkeypatch.setattr(exporting, "card", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
         export(folder, {0: (1,)}, tmp_path / "out")
     assert _bystanders(tmp_path) == {"llama", "used"}

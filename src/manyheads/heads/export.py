@@ -27,12 +27,13 @@ from manyheads.cost.model import cache_bytes
 from manyheads.cost.parameters import stored_parameters
 from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
-from manyheads.heads.address import Heads, format_heads
+from manyheads.heads.address import Heads
+from manyheads.heads.export_told import UNMEASURED, card, record
 from manyheads.heads.folder import appearing, check_folder, folder_of
 from manyheads.heads.forms import AUTO, Form, about_removing, choose_form, stated_stack
 from manyheads.heads.plan import Plan, make_plan
+from manyheads.heads.provenance import CARD_NAME, REPORT_NAME, Source, source_of
 from manyheads.heads.prune import PrunedWeights, by_stage, mask
-from manyheads.heads.saving import is_smaller
 from manyheads.heads.trial import logits_of
 from manyheads.models.door import opened
 from manyheads.models.door_attentions import find_attentions
@@ -45,8 +46,6 @@ from manyheads.spec.weights import weights
 
 __all__ = ["TOLERANCE", "Exported", "bytes_of", "export", "load_pruned"]
 
-SCHEMA = "manyheads.pruning/1"
-REPORT_NAME, CARD_NAME = "pruning.json", "README.md"
 TOLERANCE = 1e-5
 """How far logits may lie from the masked model's, as a share of the largest one where that is above 1."""
 
@@ -103,6 +102,7 @@ def export(
     form: str = AUTO,
     loaded: Loaded | None = None,
     check: bool = True,
+    choice: Mapping[str, Any] = UNMEASURED,
     seed: int = 0,
     say: Say = lambda _: None,
 ) -> Exported:
@@ -113,6 +113,8 @@ def export(
     form    "uniform", "padded" or "compact" (`heads.forms`); "auto": the first of uniform and padded that can be
     loaded  the model of `source` in float32, if it is there already
     check   compare the logits before the folder appears, on random tokens that follow from `seed`
+    choice  what the folder shall say of how heads were chosen and what that lost: `chosen`, `rounds` and `losses`, as in the
+            object of `heads.pruning.pruning`
 
     Raises ManyheadsError and its kinds, one line, for heads that are not there, for a pruning that removes nothing, a form
     that cannot be, and logits that differ. Nothing is left behind then.
@@ -121,14 +123,16 @@ def export(
     target = check_folder(folder, model=locate(text))
     loaded = loaded or _load(text, say)
     find_attentions(loaded.model)  # refuses, naming it, a model whose heads nobody could mask
-    name = _name_of(locate(text))
+    located = locate(text)
     with tempfile.TemporaryDirectory(prefix="manyheads-") as scratch:
         place = _folder_of(text, loaded, scratch, say)
         with open_store(place) as store:
-            settings = dict(store.checkpoint.config or {})
+            settings, name = dict(store.checkpoint.config or {}), _name_of(located)
             plan, chosen = _chosen(store, settings, heads, form, name)
-            say(f"writing the {chosen.name} form: {chosen.why}")
-            return _write(store, plan, chosen, target, (place, name), loaded if check else None, seed, say)
+            say(f"reading {name} once for its hash, and writing the {chosen.name} form: {chosen.why}")
+            known = source_of(name, located, place, pruned=_record(settings, name) is not None)
+            made = _Making(store, plan, chosen, target, place, known, choice)
+            return _write(made, loaded if check else None, seed, say)
 
 
 def load_pruned(
@@ -191,22 +195,34 @@ def _chosen(store: Store, settings: Mapping[str, Any], heads: Heads, form: str, 
     return plan, chosen
 
 
-def _write(
-    store: Store, plan: Plan, form: Form, target: Path, source: tuple[str, str], loaded: Loaded | None, seed: int, say: Say
-) -> Exported:  # fmt: skip
-    place, name = source
-    with appearing(target) as part:
+@dataclass(frozen=True)
+class _Making:
+    """What is written, from where to where, and what is known of it."""
+
+    store: Store
+    plan: Plan
+    form: Form
+    target: Path
+    place: str
+    source: Source
+    choice: Mapping[str, Any]
+
+
+def _write(making: _Making, loaded: Loaded | None, seed: int, say: Say) -> Exported:
+    store, plan, form, source = making.store, making.plan, making.form, making.source
+    with appearing(making.target) as part:
         written = write_store(
-            part, PrunedWeights(store, store.stack, plan, form.pruning), config=form.settings,
-            others={name: store.other(name) for name in store.left_out}, beside=_beside(place),
-            stack=form.stack,
+            part, PrunedWeights(store, store.stack, plan, form.pruning), config=form.settings, layout=store.layout,
+            others={name: store.other(name) for name in store.left_out},
+            beside=_beside(making.place) | dict(source.licence_files), stack=form.stack,
         )  # fmt: skip
-        found = _figures(store, plan, form, target, written)
+        found = _figures(store, plan, form, making.target, written)
         if loaded is not None:
             say("comparing its logits with those of the masked model")
             found = _compared(found, part, plan, loaded, seed)
-        (part / REPORT_NAME).write_text(json.dumps(_told(found, name), indent=2) + "\n", encoding="utf-8")
-        (part / CARD_NAME).write_text(_card(found, name), encoding="utf-8")
+        told = record(found, source, making.choice, tolerance=TOLERANCE)
+        (part / REPORT_NAME).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        (part / CARD_NAME).write_text(card(found, source, making.choice), encoding="utf-8")
     return found
 
 
@@ -272,59 +288,3 @@ def _apart(model: Any, written: Any, plan: Plan, seed: int) -> tuple[float, floa
     if got.shape != wanted.shape:
         return float("inf"), float(wanted.abs().max())
     return float((got - wanted).abs().max()), float(wanted.abs().max())
-
-
-def _told(found: Exported, name: str) -> dict[str, Any]:
-    """pruning.json."""
-    layers = [
-        {"stage": stage, "layer": layer, "removed": list(heads.removed), "kept": list(heads.kept),
-         "zeros": sum(slot < 0 for slot in heads.slots), "kv_heads": len(heads.kv_slots)}
-        for stage, layer, heads in found.form.pruning.layers
-    ]  # fmt: skip
-    return {
-        "schema": SCHEMA, "model": name, "form": found.form.name, "why": found.form.why,
-        "model_type": found.form.settings.get("model_type"), "architectures": found.form.settings.get("architectures"),
-        "removed_now": [[*found.plan.place(head), head.head] for head in found.plan.new], "layers": layers,
-        "weight_bytes": {"before": found.before_bytes, "predicted": found.predicted_bytes, "written": found.tensor_bytes},
-        "cache_bytes_a_token": {"before": found.cache_before_bytes, "after": found.cache_bytes},
-        "check": {"largest_difference": found.difference, "largest_logit": found.logits_size, "tolerance": TOLERANCE,
-                  "in": found.checked, "largest_difference_float32": found.float32_difference},
-    }  # fmt: skip
-
-
-def removed_text(pruning: Pruning) -> str:
-    """All heads that are gone, as addresses: "0:1,3;5:2", with stages where there are several."""
-    stages = list(dict.fromkeys(stage for stage, _, _ in pruning.layers))
-    gone = {s: {layer: heads.removed for stage, layer, heads in pruning.layers if stage == s} for s in stages}
-    return ";".join(
-        text for stage in stages if (text := format_heads(gone[stage], stage=stage if len(stages) > 1 else ""))
-    )  # fmt: skip
-
-
-def _card(found: Exported, name: str) -> str:
-    kind = next(iter(found.form.settings.get("architectures") or ()), "AutoModel")
-    load = (
-        'from manyheads.heads.export import load_pruned\n\nmodel = load_pruned("path/to/this/folder").model'
-        if found.form.name == "compact"
-        else f'from transformers import {kind}\n\nmodel = {kind}.from_pretrained("path/to/this/folder")'
-    )
-    smaller = (
-        "" if is_smaller(found.plan, found.form.pruning) else " Zeros stand where these heads were: nothing is smaller."
-    )
-    return (
-        f"# {name} without some of its attention heads\n\n"
-        f"Removed (layer:head, numbered as in {name}): {removed_text(found.form.pruning)}\n\n"
-        f"Form: {found.form.name} ({found.form.why}).{smaller} {_checked(found, name)} Weights: {found.tensor_bytes:,} bytes, "
-        f"{found.before_bytes:,} before; cache: {found.cache_bytes:,} bytes a token, {found.cache_before_bytes:,} before. "
-        f"{REPORT_NAME} has the same for programs.\n\n```python\n{load}\n```\n\n"
-        f"License and intended use are those of {name}. Written by manyheads.\n"
-    )
-
-
-def _checked(found: Exported, name: str) -> str:
-    if found.difference is None:
-        return "It was not compared with the original."
-    told = f"Its logits differ from those of {name} with these heads masked by at most {found.difference:.1e} in {found.checked}"
-    if found.checked != "float32":
-        told += f" and {found.float32_difference:.1e} in float32, whose rounding this model magnifies"
-    return f"{told}."

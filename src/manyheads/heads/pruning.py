@@ -120,7 +120,8 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
     told["losses"] = _losses(request, loaded.model, choice, text, say)
     if request.output:
         written = export(
-            request.model, choice.heads, request.output, form=request.form, loaded=loaded, seed=request.seed, say=say
+            request.model, choice.heads, request.output, form=request.form, loaded=loaded, choice=told, seed=request.seed,
+            say=say,
         )  # fmt: skip
         told["written"] = _written(written)
     return told
@@ -283,8 +284,8 @@ def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, 
     found = loss_change(model, text.judging, choice.heads, metric=text.metric)
     tokens = sum(int(batch["input_ids"].numel()) for batch in text.judging)
     told: dict[str, Any] = {
-        "reason": "", "text": request.reading.name, "tokens": tokens, "windows": len(text.judging), **_change(found),
-        "init": None, **text.judge.as_json(),
+        "reason": "", "text": request.reading.name, "text_sha256": request.reading.sha256, "tokens": tokens,
+        "windows": len(text.judging), **_change(found), "init": None, **text.judge.as_json(),
     }  # fmt: skip
     if request.compare_init:
         again = None if choice.how == "named" else lambda new: _chosen_on(new, request, text, say).heads

@@ -48,7 +48,7 @@ _WEIGHT_ENDINGS = (".safetensors", ".safetensors.index.json")
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
 _SPLIT = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 # What a model needs that is not nested: other layouts of the same weights are kept in folders and can be many times larger.
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "README.md", "LICEN*", "NOTICE*"]
 
 Say = Callable[[str], None]
 

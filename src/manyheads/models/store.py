@@ -125,6 +125,16 @@ class Store(Mapping[str, Tensor], AbstractContextManager["Store"]):
         """What the model is."""
         return self.checkpoint.stack
 
+    @property
+    def layout(self) -> dict[str, tuple[int, ...]]:
+        """The .safetensors file, counted from 0, of each stored part of a weight (experts have several), by its canonical
+        name, and of each tensor of `left_out`; empty for files of other formats."""
+        numbers = self._files.numbers
+        held = {name: tuple(numbers[home] for home in homes if home in numbers) for name, homes in self._homes.items()}
+        return {name: files for name, files in held.items() if files} | {
+            name: (numbers[name],) for name in self.left_out if name in numbers
+        }
+
     def names(self) -> tuple[str, ...]:
         """All canonical names, in the inventory's order."""
         return self._names

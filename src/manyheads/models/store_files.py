@@ -30,6 +30,11 @@ class Files(Protocol):
         """The shape of each tensor."""
         ...
 
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """Which of several .safetensors files holds each tensor, counted from 0; empty where they are no such files."""
+        ...
+
     def read(self, name: str) -> Tensor:
         """The tensor."""
         ...
@@ -48,6 +53,7 @@ class InMemory:
 
     def __init__(self, path: str, tensors: Mapping[str, Tensor]) -> None:
         self.path = path
+        self.numbers: dict[str, int] = {}
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self._tensors = tensors
 
@@ -69,14 +75,15 @@ class SafetensorsFiles:
 
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.numbers: dict[str, int] = {}
         self._home: dict[str, Any] = {}
         self._open: list[Any] = []
         try:
-            for file in files:
+            for number, file in enumerate(files):
                 mapped = safetensors.safe_open(file, framework="pt")
                 self._open.append(mapped)
                 for name in mapped.keys():  # noqa: SIM118 - not a mapping
-                    self._home[name] = mapped
+                    self._home[name], self.numbers[name] = mapped, number
                     self.shapes[name] = tuple(mapped.get_slice(name).get_shape())
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{shown_path(path)}: cannot be read ({_first_line(error)})") from None
@@ -117,6 +124,7 @@ class GgufFile:
         except ImportError:
             raise BackendError("reading GGUF tensors needs the package gguf: pip install 'manyheads[models]'") from None
         self.path = header.path
+        self.numbers: dict[str, int] = {}
         self.shapes = {tensor.name: tensor.shape for tensor in header.tensors}
         self._types = gguf.GGMLQuantizationType
         self._tensors = {t.name: (t, start) for t, start in zip(header.tensors, header.starts, strict=True)}

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from manyheads.checkpoints.config import ModelConfig, read_config
 from manyheads.checkpoints.families import named
-from manyheads.checkpoints.layout import Expected, expected_tensors
+from manyheads.checkpoints.layout import expected_tensors
 from manyheads.checkpoints.reading import open_model
 from manyheads.checkpoints.safetensors_header import INDEX_NAME, SINGLE_NAME
 from manyheads.errors import CheckpointError
@@ -53,6 +53,7 @@ def write_store(
     *,
     config: Mapping[str, Any],
     shard_bytes: int = _SHARD_BYTES,
+    layout: Mapping[str, Sequence[int]] | None = None,
     others: Mapping[str, Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
     stack: StackSpec | None = None,
@@ -64,6 +65,7 @@ def write_store(
                  mapping that makes them on demand
     config       becomes config.json as it is
     shard_bytes  a file holds no more than that, unless one tensor alone is larger
+    layout       instead of that, which file holds each part of a weight (`Store.layout`): as many files as there
     others       tensors that are no weights of the model (heads of tasks), by the names that they keep
     beside       other files to put there (a tokenizer's), by name
     stack        what the files shall hold, where they leave out a part of what `config` describes (a head, a pooler)
@@ -89,10 +91,8 @@ def write_store(
         )
     with _appearing(target) as part:
         shards = _Shards(part, shard_bytes)
-        for name, tensor in _stored(model, weights):
-            shards.add(name, tensor)
-        for name, tensor in (others or {}).items():
-            shards.add(name, tensor)
+        for name, tensor, file in _stored(model, weights, others or {}, layout or {}):
+            shards.add(name, tensor, file)
         files = shards.finish()
         text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
         (part / "config.json").write_text(text, encoding="utf-8")
@@ -140,18 +140,30 @@ class _Without(Mapping[str, Tensor]):
         return len(self._whole) - 1
 
 
-def _stored(model: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors as the files hold them, in the order of the layers; each weight is asked for once."""
+def _stored(
+    model: ModelConfig, weights: Mapping[str, Tensor], others: Mapping[str, Tensor], layout: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, Tensor, int]]:  # fmt: skip
+    """Names and tensors as the files hold them, and in which file, -1 where `layout` is empty: file by file in the order of
+    the layers, each weight asked for once in a file."""
     place = {weight.name: number for number, weight in enumerate(inventory(model.stack))}
 
-    def order(entry: tuple[str, Expected]) -> tuple[int, int]:
-        return min(place[part.name] for part in entry[1].parts), entry[1].index
+    def file_of(name: str, index: int) -> int:
+        files = layout.get(name) or ((0,) if layout else (-1,))
+        return files[min(max(index, 0), len(files) - 1)]
 
+    items = expected_tensors(named(model.family), model.stack)
+    rows = [
+        (file_of(item.parts[0].name, item.index), min(place[part.name] for part in item.parts), item.index, name)
+        for name, item in items.items()
+    ] + [(file_of(name, -1), len(place), 0, name) for name in others]  # fmt: skip
     held: dict[str, Tensor] = {}  # of experts, whose one weight is many stored tensors
-    for name, item in sorted(expected_tensors(named(model.family), model.stack).items(), key=order):
-        wanted = [part.name for part in item.parts]
-        held = {part: held[part] if part in held else weights[part] for part in wanted}
-        yield name, put_together(item, held)
+    for file, at, _, name in sorted(rows):
+        if at == len(place):
+            yield name, others[name], file
+            continue
+        item = items[name]
+        held = {part.name: held[part.name] if part.name in held else weights[part.name] for part in item.parts}
+        yield name, put_together(item, held), file
 
 
 class _Shards:
@@ -159,13 +171,15 @@ class _Shards:
 
     def __init__(self, folder: Path, shard_bytes: int) -> None:
         self.total_bytes = self.parameters = 0
-        self._folder, self._limit = folder, shard_bytes
+        self._folder, self._limit, self._file = folder, shard_bytes, -1
         self._now: dict[str, Tensor] = {}
         self._now_bytes = 0
         self._shards: list[tuple[str, ...]] = []
 
-    def add(self, name: str, tensor: Tensor) -> None:
-        if self._now and self._now_bytes + tensor.nbytes > self._limit:
+    def add(self, name: str, tensor: Tensor, file: int = -1) -> None:
+        full = self._now_bytes + tensor.nbytes > self._limit if file < 0 else file != self._file
+        self._file = file
+        if self._now and full:
             self._write()
         if name in self._now or any(name in shard for shard in self._shards):
             raise CheckpointError(f"two tensors would be stored as {shown(name)}")
