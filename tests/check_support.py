@@ -12,7 +12,7 @@ import torch
 from manyheads.check.adapter import Adapter
 from manyheads.check.case import Outcome
 from manyheads.check.catalogue import CASES
-from manyheads.check.examine import examine
+from manyheads.check.examine import examine_all
 from manyheads.check.guess import Wishes, guess
 from manyheads.check.load import load, settings_of
 from manyheads.check.problem import Problem
@@ -36,7 +36,7 @@ def guessed(function: Callable, **wishes: object) -> Subject:
 def outcomes(subject: Subject, *names: str) -> dict[str, Outcome]:
     """What comes of the cases named, or of all but ONNX's."""
     chosen = [case for case in CASES if (case.name in names if names else case.suite != "onnx")]
-    return {case.name: examine(subject, case) for case in chosen}
+    return {outcome.name: outcome for outcome in examine_all(subject, chosen)}
 
 
 def failing(subject: Subject) -> list[str]:
@@ -77,7 +77,8 @@ def by_loops(problem: Problem) -> torch.Tensor:
                         logit = problem.softcap * math.tanh(logit / problem.softcap)
                     logits.append((key, logit + _bias(problem, sample, head, query, key)))
                 logits = [(key, logit) for key, logit in logits if logit != -math.inf]
-                top = max([logit for _, logit in logits], default=0.0)
+                sink = [] if problem.sinks is None else [problem.sinks[head].item()]
+                top = max([logit for _, logit in logits] + sink, default=0.0)
                 total = sum(math.exp(logit - top) for _, logit in logits)
                 if problem.sinks is not None:
                     total += math.exp(problem.sinks[head].item() - top)

@@ -6,10 +6,6 @@ Every one has been made in public; what the check prints ends with where.
 import numpy as np
 import torch
 
-# one mistake each: but for one of them, the formats of 16 bits are left out, for which scores belong in float32
-MANYHEADS_CHECK = {"no": ["float16", "bfloat16"]}
-
-
 def scale_missing(q, k, v):
     """Nothing divides the scores by sqrt(dim)."""
     return torch.softmax(q @ k.mT, dim=-1) @ v
@@ -43,6 +39,12 @@ def causal_one_ahead(q, k, v):
     return torch.softmax(scores.masked_fill(later, -torch.inf), dim=-1).nan_to_num(0.0) @ v
 
 
+def causal_blocked_as_visible(q, k, v, causal=False):
+    """True above the diagonal is meant to block; torch's own function reads True as visible."""
+    later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1 + k.shape[-2] - q.shape[-2])
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=later if causal else None)
+
+
 def heads_tiled(q, k, v):
     """repeat gives 0, 1, 0, 1; repeat_interleave gives 0, 0, 1, 1."""
     group = q.shape[1] // k.shape[1]
@@ -66,22 +68,6 @@ def mask_multiplied(q, k, v, visible=None):
     return torch.softmax(scores, dim=-1) @ v
 
 
-def nan_on_empty_rows(q, k, v, mask=None):
-    """softmax of nothing but -inf."""
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return torch.softmax(scores, dim=-1) @ v
-
-
-def mean_on_empty_rows(q, k, v, mask=None):
-    """-1e9 for blocked scores: where all are blocked, all are equal."""
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -1e9)
-    return torch.softmax(scores, dim=-1) @ v
-
-
 def bias_before_scale(q, k, v, bias=None):
     """The bias is divided, too."""
     scores = q @ k.mT
@@ -96,6 +82,16 @@ def window_one_more(q, k, v, window=None):
     if window is not None:
         back = torch.arange(k.shape[2] - q.shape[2], k.shape[2])[:, None] - torch.arange(k.shape[2])
         scores = scores.masked_fill((back < 0) | (back > window), -torch.inf)
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def window_short_of_the_first_key(q, k, v, window=None):
+    """A window that just holds all keys loses one of them: an edge that tests with short windows never reach."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if window is not None:
+        reach = window - 1 if window == k.shape[2] else window
+        back = torch.arange(k.shape[2] - q.shape[2], k.shape[2])[:, None] - torch.arange(k.shape[2])
+        scores = scores.masked_fill((back < 0) | (back >= reach), -torch.inf)
     return torch.softmax(scores, dim=-1) @ v
 
 
@@ -114,13 +110,17 @@ def overflows(q, k, v):
     return weights / weights.sum(-1, keepdims=True) @ v
 
 
-def softmax_in_16_bits(q, k, v):
-    """Scores in the format of the input: fine in float32, off by per cents in bfloat16."""
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    return torch.softmax(scores, dim=-1) @ v
-
-
-softmax_in_16_bits.manyheads_check = {"no": []}
+def sink_beside_the_largest(q, k, v, sinks=None):
+    """The largest score is subtracted, but a sink may be larger still: exp(sink) overflows."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    top = scores.amax(-1, keepdim=True)
+    powers = torch.exp(scores - top)
+    total = powers.sum(-1, keepdim=True)
+    out = powers / total @ v
+    if sinks is not None:
+        sink = torch.exp(sinks.view(1, -1, 1, 1) - top)
+        out = out * (1 - sink / (total + sink))
+    return out
 
 
 def writes_into_its_input(q, k, v):

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from manyheads.check.catalogue import CASES
-from manyheads.check.features import FEATURES, LAYOUTS, POLARITIES
+from manyheads.check.features import FEATURES, LAYOUTS, POLARITIES, WEAK
 from manyheads.check.load import SETTINGS
 from manyheads.check.signature import ROLES
 from manyheads.check.twins import TWINS
@@ -30,6 +30,15 @@ def test_the_table_of_checks_is_the_catalogue() -> None:
 @pytest.mark.parametrize("words", [FEATURES, LAYOUTS, POLARITIES], ids=["features", "layouts", "polarities"])
 def test_words_are_explained(words) -> None:
     assert [word for word in words if f"`{word}`" not in PAGE] == []
+
+
+def test_weaknesses_are_explained_and_are_those_that_judges_name() -> None:
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)` \|", PAGE.partition("## Wrong or weak")[2].partition("## In a course")[0], re.M
+    )
+    assert sorted(rows) == sorted(WEAK)
+    assert set(WEAK) <= set(FEATURES)
+    assert {case.demand for case in CASES} - {""} <= set(WEAK)
 
 
 def test_roles_and_their_names_are_all_there() -> None:

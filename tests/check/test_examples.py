@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("torch")
+import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from check_support import EXAMPLES, example, failing, guessed, outcomes, passing
 from manyheads.check.catalogue import CASES
+from manyheads.check.examine import examine
 from manyheads.ops import sdpa, softmax, tiled
 
 ALL_BUT_ONNX = [case.name for case in CASES if case.suite != "onnx"]
@@ -41,25 +43,39 @@ WRONG = {
         ["values", "scale", "mean", *VALUES[1:], "value-width", "large-scores", "causal", "causal-values", *CACHE, "future",
          "multi-query"],
     ),
+    "causal_blocked_as_visible": (
+        "causal inverted", ["causal", "causal-values", CACHE[0], CACHE[1], CACHE[2], "future"],
+    ),
     "heads_tiled": ("heads tiled", ["group-order", "group-values"]),
     "mask_inverted": ("mask inverted", MASKS),
     "mask_multiplied": ("mask as zeros", MASKS),
-    "nan_on_empty_rows": ("NaN on empty rows", ["empty-row", "empty-sample", "empty-head", "empty-row-gradients"]),
-    "mean_on_empty_rows": ("mean on empty rows", ["empty-row", "empty-sample", "empty-head"]),
     "bias_before_scale": ("bias before scale", ["bias"]),
     "window_one_more": ("window one more", ["window", "window-cache", "window-one", "window-past"]),
+    "window_short_of_the_first_key": ("window one less", ["window", "window-cache"]),
     "heads_cut_by_view": ("heads cut without transpose", ["values", "mean", *VALUES[1:], "large-scores"]),
     "overflows": ("not finite", ["large-scores"]),
-    "softmax_in_16_bits": ("precision", ["float16-overflow", "bfloat16"]),
+    "sink_beside_the_largest": ("sinks overflow", ["sinks-large"]),
     "writes_into_its_input": ("q overwritten", ["inputs-untouched"]),
 }  # fmt: skip
-OTHER_CAUSES = {"empty-row-gradients": "NaN gradients", "float16-overflow": "overflow"}
+
+# function of weak.py: (the demand, the checks that say so, what they call it)
+WEAK = {
+    "nan_on_empty_rows": (
+        "empty-rows", ["empty-row", "empty-sample", "empty-head", "empty-row-gradients"],
+        {"NaN on empty rows", "NaN gradients"},
+    ),
+    "mean_on_empty_rows": ("empty-rows", ["empty-row", "empty-sample", "empty-head"], {"mean on empty rows"}),
+    "softmax_in_16_bits": ("bfloat16", ["bfloat16"], {"precision"}),
+}  # fmt: skip
 
 
 def test_every_wrong_example_is_in_the_table() -> None:
     tree = ast.parse((EXAMPLES / "wrong.py").read_text())
     assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] == list(WRONG)
+    tree = ast.parse((EXAMPLES / "weak.py").read_text())
+    assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] == list(WEAK)
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "weak.py",
         "right.py",
         "right_numpy.py",
         "right_module.py",
@@ -74,10 +90,52 @@ def test_a_mistake_is_caught_by_these_checks_and_named(name: str) -> None:
         check: outcome for check, outcome in outcomes(example("wrong.py", name)).items() if outcome.status == "fail"
     }
     assert list(found) == expected
-    for check, outcome in found.items():
-        assert outcome.finding.cause == OTHER_CAUSES.get(check, cause)
+    for outcome in found.values():
+        assert outcome.finding.cause == cause
         assert outcome.finding.expected != outcome.finding.found
         assert outcome.finding.code
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_a_textbook_function_is_weak_and_not_wrong(name: str) -> None:
+    demand, expected, causes = WEAK[name]
+    subject = example("weak.py", name)
+    found = outcomes(subject)
+    assert [check for check, outcome in found.items() if outcome.status == "fail"] == []
+    weak = {check: outcome.finding for check, outcome in found.items() if outcome.status == "weak"}
+    assert [check for check, finding in weak.items() if finding.demand == demand] == expected
+    assert {weak[check].cause for check in expected} == causes
+    required = {case.name: examine(subject, case, required=(demand,)).status for case in CASES if case.name in expected}
+    assert required == dict.fromkeys(expected, "fail")
+
+
+def test_an_error_is_no_wrong_answer_but_for_the_mask_alone_it_is() -> None:
+    def no_empties(q, k, v):
+        assert q.numel()
+        assert k.numel()
+        return ours(q, k, v)
+
+    def no_empties_with_a_mask(q, k, v, mask=None):
+        assert mask is None or mask.numel()
+        return ours(q, k, v, visible=mask)
+
+    def as_many_queries_as_keys(q, k, v, causal=False):
+        if causal:
+            assert q.shape == k.shape
+        causal_mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        return ours(q, k, v, visible=causal_mask if causal else None)
+
+    def self_attention_only(q, k, v):
+        return ours(q, k.reshape(q.shape), v)
+
+    found = outcomes(guessed(no_empties), "no-batch", "no-queries", "no-keys")
+    assert [(outcome.status, outcome.finding.demand) for outcome in found.values()] == [("weak", "empty")] * 3
+    found = outcomes(guessed(no_empties_with_a_mask), "no-batch", "no-queries", "no-keys")
+    assert [outcome.status for outcome in found.values()] == ["fail", "fail", "weak"]
+    assert {outcome.finding.cause for outcome in found.values()} == {"empty with a mask"}
+    found = outcomes(guessed(as_many_queries_as_keys), "causal", *CACHE)
+    assert [outcome.status for outcome in found.values()] == ["pass", "weak", "weak", "weak"]
+    assert guessed(self_attention_only).adapter.lacks["cross"].startswith("it refuses: RuntimeError")
 
 
 def test_right_py_passes_every_check_there_is() -> None:

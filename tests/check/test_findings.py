@@ -142,6 +142,6 @@ def test_judges_that_look_at_the_function_alone() -> None:
         (accepts_anything, "group-refused", "accepted"),
     ):  # fmt: skip
         outcome = outcomes(guessed(function), check)[check]
-        assert (check, outcome.status) == (check, "fail")
+        assert (check, outcome.status) == (check, "weak" if check in ("float64", "group-refused") else "fail")
         assert outcome.finding.cause == cause
     assert "values" not in [name for name, o in outcomes(guessed(bad_backward), "values").items() if o.status == "fail"]

@@ -17,7 +17,10 @@ from manyheads.check.twins import TWINS, diagnose
 ABOUT = {
     "NaN on empty rows": "empty-row", "mean on empty rows": "empty-row", "open on empty rows": "empty-row",
     "scale missing": "values", "scale by d_model": "values", "scale by dim": "values", "scale upside down": "values",
-    "scale by keys": "values", "scale ignored": "explicit-scale", "scaled twice": "explicit-scale",
+    "scale by keys": "values", "scale by heads": "values", "softmax missing": "values", "weights transposed": "values",
+    "first key/value head": "group-values", "causal inverted": "causal-values", "causal inverted, NaN": "causal-values",
+    "causal inverted, mean": "causal-values", "causal or mask": "causal-mask", "window inverted": "window",
+    "sinks overflow": "sinks-large", "scale ignored": "explicit-scale", "scaled twice": "explicit-scale",
     "scale as divisor": "explicit-scale", "softmax over queries": "values", "softmax over heads": "values",
     "softmax over batch": "values", "heads tiled": "group-values", "causal ignored": "causal-values",
     "causal top-left": "causal-cache", "causal one short": "causal-values",
@@ -69,13 +72,25 @@ def test_numbers_that_no_twin_gives_have_no_name() -> None:
     assert diagnose(problem, answer(problem) + 0.01, 1e-5) is None
 
 
+def test_a_row_of_nan_is_a_row_that_sees_nothing() -> None:
+    """A window of W - 1 = 0 keys: the first query sees nothing, and softmax of nothing is NaN."""
+    problem = replace(problem_for("window one less"), window=1)
+    wrong = torch.full_like(answer(problem), torch.nan)
+    assert diagnose(problem, wrong, 1e-5) is None
+    assert diagnose(problem, wrong, 1e-5, suspects=("window one less",)).name == "window one less"
+    partly = replace(problem_for("window inverted"), window=6)  # the last query sees nothing outside of it
+    wrong = next(twin for twin in TWINS if twin.name == "window inverted").output(partly.to(torch.float64))
+    wrong[:, :, -1] = torch.nan
+    assert diagnose(partly, wrong, 1e-9).name == "window inverted"
+
+
 def test_a_suspect_is_asked_first() -> None:
     """With one head of the model, dividing by sqrt(d_model) and by sqrt(dim) are the same; with four keys of four, too."""
     case = by_name()["values"]
     problem = case.build(replace(case.full, keys=16, queries=16, heads=4, kv_heads=4), torch.Generator().manual_seed(0))
     wrong = next(twin for twin in TWINS if twin.name == "scale by keys").output(problem.to(torch.float64))
     assert diagnose(problem, wrong, 1e-9).name == "scale by d_model"
-    assert diagnose(problem, wrong, 1e-9, suspect="scale by keys").name == "scale by keys"
+    assert diagnose(problem, wrong, 1e-9, suspects=("scale by keys",)).name == "scale by keys"
 
 
 def test_reports_are_of_faults_that_there_are() -> None:

@@ -28,8 +28,9 @@ def test_a_right_function_exits_0(capsys) -> None:
     status, out, err = run(capsys, RIGHT, "--json")
     data = json.loads(out)
     assert status == 0
-    assert (data["schema"], data["ok"], data["failed"], data["function"]) == ("manyheads.check/1", True, 0, "attention")
-    assert data["passed"] + data["not_tested"] == len(data["checks"]) == 62
+    assert (data["schema"], data["ok"], data["failed"], data["function"]) == ("manyheads.check/2", True, 0, "attention")
+    assert (data["passed"] + data["not_tested"], data["weak"]) == (len(data["checks"]), 0)
+    assert len(data["checks"]) == 65
     assert {check["name"] for check in data["checks"] if check["status"] == "not tested"} <= {"onnx"}
     assert data["taken"]["layout"] == "bhtd"
     assert err == f"{EXAMPLES}/right.py is run as your own code, with your rights, in a process of its own\n"
@@ -39,13 +40,13 @@ def test_a_wrong_function_exits_1_and_says_why(capsys) -> None:
     status, out, _ = run(capsys, f"{WRONG}:heads_tiled", "--only", "grouped-heads")
     text = flat(out)
     assert status == 1
-    assert "2 checks pass, 2 fail, 0 not tested" in text
+    assert "2 checks pass, 2 wrong, 0 weak, 0 not tested" in text
     assert "q, k, v q, k, v: (batch, heads, tokens, dim) by trying" in text
-    assert "grouped-heads FAIL group-order: query head h reads key/value head h // (H/K)" in text
+    assert "grouped-heads WRONG group-order: query head h reads key/value head h // (H/K)" in text
     assert "why the key/value heads are tiled (0, 1, 0, 1)" in text
     assert "heads_tiled(q=q, k=k, v=v)" in text
     assert "https://github.com/onnx/onnx/issues/7274" in text
-    assert "also fails group-values" in text
+    assert "also group-values" in text
     assert f"Next: manyheads check {WRONG}:heads_tiled --only group-order" in out
     assert max(map(len, (line for line in out.splitlines() if not line.startswith(("Next", "heads_tiled in"))))) <= 80
 
@@ -59,7 +60,8 @@ def test_the_finding_in_json(capsys) -> None:
     ]  # fmt: skip
     assert data["checks"][1]["reason"] == "takes nothing to add to the scores"
     finding = data["checks"][2]["finding"]
-    assert set(finding) == {"expected", "found", "cause", "explanation", "code", "line", "resembles"}
+    assert set(finding) == {"expected", "found", "cause", "explanation", "code", "line", "resembles", "demand", "grade"}
+    assert (finding["grade"], finding["demand"]) == ("wrong", "")
     assert finding["cause"] == "window one more"
     assert finding["resembles"][0] == "https://github.com/huggingface/transformers/issues/26792"
     assert finding["found"] == "query 1: sees keys 0 to 1 (0.5 each)"
@@ -72,9 +74,27 @@ def test_required_features_fail_instead_of_being_left_out(capsys) -> None:
     assert "found takes no softcap" in flat(out)
 
 
+def test_what_is_weak_is_a_remark_and_a_fault_where_it_is_required(capsys) -> None:
+    only = ("--only", "empty-row,bfloat16,values")
+    status, out, _ = run(capsys, f"{EXAMPLES}/weak.py:nan_on_empty_rows", *only)
+    text = flat(out)
+    assert status == 0
+    assert "1 checks pass, 0 wrong, 2 weak, 0 not tested" in text
+    assert "masks weak empty-row: a query that sees nothing gives zeros" in text
+    assert "What is weak: empty-row" in text
+    assert "a fault with --require empty-rows" in text
+    status, out, _ = run(capsys, f"{EXAMPLES}/weak.py:nan_on_empty_rows", *only, "--require", "empty-rows", "--json")
+    data = json.loads(out)
+    assert (status, data["ok"], data["passed"], data["failed"], data["weak"]) == (1, False, 1, 1, 1)
+    graded = {check["name"]: (check["status"], check["finding"]) for check in data["checks"]}
+    assert (graded["empty-row"][0], graded["empty-row"][1]["grade"]) == ("fail", "wrong")
+    assert (graded["bfloat16"][0], graded["bfloat16"][1]["grade"]) == ("weak", "weak")
+    assert graded["bfloat16"][1]["demand"] == "bfloat16"
+
+
 def test_what_is_told_is_taken(capsys) -> None:
     status, out, _ = run(
-        capsys, f"{WRONG}:nan_on_empty_rows", "--only", "mask", "--mask", "blocked", "--no", "bias", "--layout", "bhtd",
+        capsys, f"{EXAMPLES}/weak.py:nan_on_empty_rows", "--only", "mask", "--mask", "blocked", "--no", "bias", "--layout", "bhtd",
         "--names", "q=q,k=k", "--names", "mask=mask", "--json",
     )  # fmt: skip
     data = json.loads(out)
@@ -98,7 +118,7 @@ def test_the_list_needs_no_file(capsys) -> None:
     status, out, err = run(capsys, "--list", "--json")
     data = json.loads(out)
     assert (status, err, data["schema"]) == (0, "", "manyheads.check-list/1")
-    assert len(data["checks"]) == 62
+    assert len(data["checks"]) == 65
     assert data["checks"][0] == {
         "name": "values", "suite": "basics", "proves": "softmax(q k^T / sqrt(dim)) v, for each sequence and head",
         "needs": [], "resembles": ["pytorch/pytorch#119811"],

@@ -24,7 +24,8 @@ class Finding:
     """A fault: what was expected, what was found, why that is, and the call that shows it.
 
     `cause` names the fault in a word or two, so that the same fault is recognised on another input; `resembles` are
-    public reports of this very fault, where there are any.
+    public reports of this very fault, where there are any. `demand`: the feature under whose name this is asked for,
+    where it is a weakness rather than a fault; "" for a fault.
     """
 
     expected: str
@@ -34,6 +35,7 @@ class Finding:
     code: str = ""
     line: int | None = None
     resembles: tuple[str, ...] = ()
+    demand: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,10 @@ class Case:
     build       makes the problem from sizes and a generator of random numbers
     judge       looks at the answer
     full        the sizes of the problem; a failure is then sought on the smallest, from `least` on
+    also        other sizes at which it is asked, where functions are known to break: one query, a window of all keys
     valid       which sizes in between make sense
     needs       features without which the case is not tested
+    demand      the feature under whose name it is asked, where failing is a weakness and no fault
     resembles   public reports of the same fault, owner/repo#N
     """
 
@@ -86,14 +90,17 @@ class Case:
     judge: Judge
     full: Sizes
     least: Sizes = _ONE
+    also: tuple[Sizes, ...] = ()
     valid: Callable[[Sizes], bool] = anything
     needs: tuple[str, ...] = ()
+    demand: str = ""
     resembles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: "pass", "fail" or "not tested"; `reason` says why it was not, or adds to a pass."""
+    """What came of a case: "pass", "weak", "fail" (it is wrong) or "not tested"; `reason` says why it was not, or adds to
+    a pass."""
 
     name: str
     status: str

@@ -40,6 +40,7 @@ FEATURES = {
     "padding": "takes no padding mask",
     "bias": "takes nothing to add to the scores",
     "causal": "has no causal flag, and is not causal by itself",
+    "causal-cross": "takes as many queries as keys only, where it is causal",
     "causal-mask": "takes no mask together with the causal flag",
     "window": "takes no window",
     "grouped": "takes as many key/value heads as query heads only",
@@ -51,12 +52,29 @@ FEATURES = {
     "gradients": "has no gradients",
     "strides": "takes contiguous tensors only",
     "empty": "takes no empty tensors",
+    "empty-rows": "",
     "float64": "takes no float64",
     "float16": "takes no float16",
     "bfloat16": "takes no bfloat16",
     "onnx": "the package onnx is not there",
 }
-"""feature -> what is said where a function lacks it. It is reported as not tested; nothing passes silently."""
+"""feature -> what is said where a function lacks it. It is reported as not tested; nothing passes silently.
+
+Some of them are also the names of demands that a right function may fail: `WEAK`.
+"""
+
+WEAK = {
+    "cross": "an error where there are more queries than keys",
+    "causal-cross": "an error where there are more queries than keys and the causal flag",
+    "empty-rows": "NaN, or the mean of the values, for a query that sees nothing: softmax over nothing is not defined",
+    "grouped": "5 query heads with 2 key/value heads are accepted",
+    "empty": "an error or NaN where there are no sequences, queries or keys",
+    "strides": "an error where a tensor lies in memory in another order",
+    "float64": "float64 is computed in float32, or comes back as another format",
+    "float16": "overflow, or a softmax in float16",
+    "bfloat16": "a softmax in bfloat16",
+}
+"""feature -> what of it is a weakness and no fault, unless it is required."""
 
 
 def check_words(*, layout: str = "", mask: str = "", dtype: str = "", features: Iterable[str] = ()) -> None:

@@ -106,6 +106,9 @@ def _causal(subject: Subject) -> tuple[Adapter, str]:
     past, future = torch.ones_like(seen).tril(-1), torch.ones_like(seen).triu(2)  # the diagonals may be what is wrong
     if bool(seen[past].all()) and not bool(seen[future].any()):
         return replace(adapter, causal="always"), "tried"
+    before = torch.ones_like(seen).tril(-2)
+    if bool(seen[future].all()) and not bool(seen[before].any()):  # causal the wrong way round is causal all the same
+        return replace(adapter, causal="always"), "tried"
     return adapter, ""
 
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from manyheads.check.case import Finding, Skip
-from manyheads.check.problem import Problem
+from manyheads.check.case import Finding, Judge, Note, Skip
+from manyheads.check.problem import Problem, seen
 from manyheads.check.spell import place, row, seen_keys
 from manyheads.check.subject import CallError, Subject
-from manyheads.check.twins import diagnose
 
-__all__ = ["differs", "explained", "refuses", "sees", "shortest", "values", "weights"]
+__all__ = ["differs", "explained", "may_refuse", "refuses", "sees", "shortest", "values", "weights"]
 
 
 def values(subject: Subject, problem: Problem) -> Finding | Skip | None:
@@ -26,20 +25,38 @@ def sees(subject: Subject, problem: Problem) -> Finding | Skip | None:
     return differs(subject, problem, subject.call(problem), keys=True)
 
 
+def may_refuse(feature: str, judge: Judge) -> Judge:
+    """`judge`, where an error of the function is no wrong answer: it is weak under the name of `feature`."""
+
+    def judged(subject: Subject, problem: Problem) -> Finding | Skip | Note | None:
+        try:
+            return judge(subject, problem)
+        except CallError as error:
+            if error.kind == "shape":
+                raise
+            return Finding("an answer", str(error), error.kind, line=error.line, demand=feature)
+
+    return judged
+
+
 def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = False) -> Finding | None:
-    """None where `found` is right; else the first row that is not, and the fault that explains the whole."""
+    """None where `found` is right; else the first row that is not, and the fault that explains the whole.
+
+    Softmax over nothing is not defined: where only rows that see nothing differ, and no sink is there to see, it is a
+    weakness.
+    """
     expected = subject.answer(problem)
     allowed = subject.allowed(expected)
     found = found.double()
     off = ~torch.isclose(found, expected.detach(), rtol=0.0, atol=allowed)
     if not bool(off.any()):
         return None
-    index = tuple(off.nonzero()[0][:3].tolist())
+    index, demand = _first(problem, off)
 
     def say(values: Tensor) -> str:
         return seen_keys(values, allowed) if keys else row(values)
 
-    twin = diagnose(problem, found, allowed, suspect=subject.suspect)
+    twin = subject.twin(problem, found, allowed)
     at = place(index, tuple(expected.shape))
     return Finding(
         f"{at}: {say(expected[index].detach())}",
@@ -47,13 +64,27 @@ def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = F
         twin.name if twin else shortest(found),
         twin.says if twin else _unexplained(found),
         resembles=twin.resembles if twin else (),
+        demand=demand,
     )
+
+
+def _first(problem: Problem, off: Tensor) -> tuple[tuple[int, ...], str]:
+    """The first row (b, h, t) with a number that is off, and "": a fault; or "empty-rows" where all such rows see nothing."""
+    visible = seen(problem)
+    if problem.bias is not None:
+        visible = visible & (problem.bias.cpu() > -torch.inf)
+    defined = visible.any(-1) if problem.sinks is None else torch.ones(visible.shape[:-1], dtype=torch.bool)
+    if off.shape[1] != defined.shape[1]:  # heads that were joined: a row is defined where all of them are
+        defined = defined.all(1, keepdim=True)
+    faults = off & defined[..., None]
+    demand = "" if bool(faults.any()) else "empty-rows"
+    return tuple((off if demand else faults).nonzero()[0][:3].tolist()), demand
 
 
 def explained(subject: Subject, problem: Problem, finding: Finding) -> Finding:
     """`finding` with the fault that a twin shows on the same problem, where one does."""
     found = subject.call(problem).double()
-    twin = diagnose(problem, found, subject.allowed(subject.answer(problem)), suspect=subject.suspect)
+    twin = subject.twin(problem, found, subject.allowed(subject.answer(problem)))
     return (
         finding if twin is None else replace(finding, cause=twin.name, explanation=twin.says, resembles=twin.resembles)
     )
@@ -73,7 +104,7 @@ def weights(subject: Subject, problem: Problem) -> Finding | Skip | None:
     """The returned weights are the probabilities of every head, and the output is the same as without them."""
     out, found = subject.weights(problem)
     wrong = differs(subject, problem, out)
-    if wrong is not None:
+    if wrong is not None and not wrong.demand:
         return wrong
     expected = subject.answer_weights(problem)
     found = _with_all_axes(found, expected)
@@ -91,8 +122,10 @@ def weights(subject: Subject, problem: Problem) -> Finding | Skip | None:
     allowed = subject.allowed(expected)
     off = ~torch.isclose(found.double(), expected, rtol=0.0, atol=allowed)
     if not bool(off.any()):
-        return None
-    index = tuple(off.nonzero()[0][:3].tolist())
+        return wrong
+    index, demand = _first(problem, off)
+    if wrong is not None and demand:
+        return wrong
     at = place(index, tuple(expected.shape))
     total = found[index].sum().item()
     return Finding(
@@ -100,6 +133,7 @@ def weights(subject: Subject, problem: Problem) -> Finding | Skip | None:
         f"{at}: weights {row(found[index])}, total {total:.4g}",
         "weights",
         "the output is right and the returned weights are not those that made it",
+        demand=demand,
     )
 
 

@@ -56,6 +56,7 @@ def biased_problem(subject: Subject) -> Problem:
 def optional_problems(subject: Subject) -> dict[str, Problem]:
     """feature -> a problem that a function may refuse without being wrong."""
     made = {
+        "cross": square_problem(subject, queries=3),
         "grouped": square_problem(subject, heads=6, kv_heads=2),
         "multi-query": square_problem(subject, heads=4, kv_heads=1),
         "value-width": square_problem(subject, value_dim=6),

@@ -55,8 +55,7 @@ def _ranges(keys: list[int]) -> str:
 
 
 def call_as_code(subject: Subject, problem: Problem) -> str:
-    """Python that makes the call again; where it would be long, what the call holds."""
-    problem = subject.prepare(problem)
+    """Python that makes the call again with a prepared problem; where it would be long, what the call holds."""
     given: dict[str, Any] = {**arguments(subject.adapter, problem), **subject.fixed}
     arrays = {name: value for name, value in given.items() if hasattr(value, "shape")}
     if sum(_size(value) for value in arrays.values()) > MOST_NUMBERS:

@@ -14,6 +14,8 @@ from torch import Tensor
 from manyheads.check.adapter import Adapter, arguments
 from manyheads.check.layouts import has_batch, has_heads, packed_shape, unpack
 from manyheads.check.problem import Problem, Sizes, answer, answer_weights
+from manyheads.check.spell import call_as_code
+from manyheads.check.twins import Twin, diagnose
 
 __all__ = ["TOLERANCES", "CallError", "Subject"]
 
@@ -35,7 +37,7 @@ class Subject:
     """A function and how it is called.
 
     `fixed`: parameters with one value always. `file`: where the function stands, to tell its lines from others.
-    `suspect`: the fault that is looked for again on a smaller input.
+    `suspects`: the faults that were found already: they are recognised on another input before others are thought of.
     """
 
     function: Callable[..., Any]
@@ -47,7 +49,7 @@ class Subject:
     dtype: torch.dtype = torch.float32
     tolerance: float | None = None
     seed: int = 0
-    suspect: str = ""
+    suspects: tuple[str, ...] = ()
 
     def fit(self, sizes: Sizes) -> Sizes:
         """`sizes` as far as the layout holds several sequences and heads."""
@@ -84,6 +86,14 @@ class Subject:
     def answer_weights(self, problem: Problem) -> Tensor:
         """The probabilities that are right."""
         return answer_weights(problem)
+
+    def twin(self, problem: Problem, found: Tensor, allowed: float) -> Twin | None:
+        """The fault that explains `found`, if there is one of that kind."""
+        return diagnose(problem, found, allowed, suspects=self.suspects)
+
+    def code(self, problem: Problem) -> str:
+        """Python that makes the call again; where it would be long, what the call holds."""
+        return call_as_code(self, self.prepare(problem))
 
     def run(self, given: Mapping[str, Any]) -> Any:
         """What the function returns for these parameters; CallError for whatever it raises."""

@@ -14,23 +14,26 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "summary"]
 
-SCHEMA = "manyheads.check/1"
+SCHEMA = "manyheads.check/2"
 
 _KNOWN = {"name": "by its name", "tried": "by trying", "told": "as told", "default": "not understood: our default"}
+_STATUS = {"pass": "pass", "fail": "WRONG", "weak": "weak", "not tested": ""}
 _FRAMEWORKS = {"torch": "torch tensors", "numpy": "numpy arrays"}
 _SWITCHES = ("scale", "softcap", "sinks", "heads", "kv_heads", "grouped", "offset", "dropout", "training")
 
 
 def summary(request: Request, answers: Answers) -> Report:
-    """The report of `manyheads check`; `data["ok"]` is whether nothing failed."""
+    """The report of `manyheads check`; `data["ok"]` is whether nothing is wrong."""
     outcomes = [{**case, **answers.outcomes[case["name"]]} for case in answers.cases]
-    counts = {status: sum(each["status"] == status for each in outcomes) for status in ("pass", "fail", "not tested")}
-    failed = [each for each in outcomes if each["status"] == "fail"]
+    counts = {status: sum(each["status"] == status for each in outcomes) for status in _STATUS}
+    failed, weak = ([each for each in outcomes if each["status"] == status] for status in ("fail", "weak"))
     title = (
-        f"{request.function} in {request.file}: {counts['pass']} checks pass, {counts['fail']} fail, "
-        f"{counts['not tested']} not tested"
+        f"{request.function} in {request.file}: {counts['pass']} checks pass, {counts['fail']} wrong, "
+        f"{counts['weak']} weak, {counts['not tested']} not tested"
     )
-    tables = [_taken(answers), _results(outcomes), *_failures(failed), *_left_out(outcomes)]
+    tables = [
+        _taken(answers), _results(outcomes), *_failures(failed, "wrong"), *_failures(weak, "weak"), *_left_out(outcomes),
+    ]  # fmt: skip
     lines = len(answers.printed.splitlines())
     notes = (
         [f"the file printed {lines} line{'s' * (lines != 1)}, kept out of here (--prints shows them)"] if lines else []
@@ -83,7 +86,10 @@ def _results(outcomes: list[dict[str, Any]]) -> Table:
         right = [_noted(each) for each in members if each["status"] == "pass"]
         if right:
             rows.append((suite, "pass", ", ".join(right)))
-        rows += [(suite, "FAIL", f"{each['name']}: {each['proves']}") for each in members if each["status"] == "fail"]
+        rows += [
+            (suite, _STATUS[each["status"]], f"{each['name']}: {each['proves']}")
+            for status in ("fail", "weak") for each in members if each["status"] == status
+        ]  # fmt: skip
     return Table("Is it right?", (Column("suite"), Column("result"), Column("checks")), tuple(rows))
 
 
@@ -91,7 +97,7 @@ def _noted(outcome: dict[str, Any]) -> str:
     return f"{outcome['name']} ({outcome['reason']})" if outcome["reason"] else str(outcome["name"])
 
 
-def _failures(failed: list[dict[str, Any]]) -> list[Table]:
+def _failures(failed: list[dict[str, Any]], grade: str) -> list[Table]:
     """One table a fault: checks that fail for the same reason stand together, the first with its input."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for each in failed:
@@ -99,11 +105,12 @@ def _failures(failed: list[dict[str, Any]]) -> list[Table]:
         groups.setdefault(finding["explanation"] or finding["found"], []).append(each)
     # first the one that is said in keys seen: it is read at a glance
     return [
-        _failure(sorted(group, key=lambda each: "sees" not in each["finding"]["expected"])) for group in groups.values()
+        _failure(sorted(group, key=lambda each: "sees" not in each["finding"]["expected"]), grade)
+        for group in groups.values()
     ]
 
 
-def _failure(members: list[dict[str, Any]]) -> Table:
+def _failure(members: list[dict[str, Any]], grade: str) -> Table:
     first, finding = members[0], members[0]["finding"]
     line = f" (line {finding['line']} of the file)" if finding["line"] else ""
     # an error, a hang or a lacking feature is not what was reported of this check: those were wrong numbers
@@ -115,13 +122,16 @@ def _failure(members: list[dict[str, Any]]) -> Table:
         ("why", finding["explanation"]),
         ("input", finding["code"]),
         ("seen before", "\n".join(_address(thread) for thread in seen)),
-        ("also fails", ", ".join(each["name"] for each in members[1:])),
+        ("also", ", ".join(each["name"] for each in members[1:])),
+        ("a fault with", f"--require {finding['demand']}" if grade == "weak" else ""),
     ]
-    return Table(f"What is wrong: {first['name']}", (Column(""), Column("")), tuple(row for row in rows if row[1]))
+    return Table(f"What is {grade}: {first['name']}", (Column(""), Column("")), tuple(row for row in rows if row[1]))
 
 
-def _finding(finding: dict[str, Any] | None) -> dict[str, Any] | None:
-    return finding and {**finding, "resembles": [_address(thread) for thread in finding["resembles"]]}
+def _finding(outcome: dict[str, Any]) -> dict[str, Any] | None:
+    finding = outcome["finding"]
+    grade = "weak" if outcome["status"] == "weak" else "wrong"
+    return finding and {**finding, "grade": grade, "resembles": [_address(thread) for thread in finding["resembles"]]}
 
 
 def _address(thread: str) -> str:
@@ -153,14 +163,14 @@ def _data(
         {
             "name": each["name"], "suite": each["suite"], "proves": each["proves"], "needs": list(each["needs"]),
             "status": each["status"], "reason": each["reason"], "seconds": round(each["seconds"], 4),
-            "finding": _finding(each["finding"]), "resembles": [_address(thread) for thread in each["resembles"]],
+            "finding": _finding(each), "resembles": [_address(thread) for thread in each["resembles"]],
         }
         for each in outcomes
     ]  # fmt: skip
     options = request.options
     return {
         "schema": SCHEMA, "manyheads": __version__, "file": request.file, "function": request.function,
-        "ok": counts["fail"] == 0, "passed": counts["pass"], "failed": counts["fail"],
+        "ok": counts["fail"] == 0, "passed": counts["pass"], "failed": counts["fail"], "weak": counts["weak"],
         "not_tested": counts["not tested"], "seed": options["seed"], "device": options["device"],
         "dtype": options["dtype"] or "fp32", "taken": answers.taken, "known": answers.known, "checks": checks,
     }  # fmt: skip

@@ -76,12 +76,18 @@ def _one_process(request: Request, answers: Answers, log: str) -> bool:
     try:
         worker.ask({
             "file": request.file, "function": request.function, "log": log, "cases": left,
-            "adapter": answers.taken or None, **request.options,
+            "adapter": answers.taken or None, "suspects": _causes(answers), **request.options,
         })  # fmt: skip
         _listen(worker, request, answers, log)
     finally:
         worker.stop()
     return bool(answers.cases) and all(case["name"] in answers.outcomes for case in answers.cases)
+
+
+def _causes(answers: Answers) -> list[str]:
+    """The faults that were found."""
+    findings = [outcome["finding"] for outcome in answers.outcomes.values()]
+    return list(dict.fromkeys(finding["cause"] for finding in findings if finding))
 
 
 def _listen(worker: _Worker, request: Request, answers: Answers, log: str) -> None:
@@ -93,10 +99,10 @@ def _listen(worker: _Worker, request: Request, answers: Answers, log: str) -> No
             if not running:
                 last = _last_line(log)
                 raise CheckpointError(f"{request.function} cannot be tried: {gone} while {doing}{last}") from None
-            answers.outcomes[running] = _failed(running, early or _lost(str(gone), ended=worker.ended))
+            answers.outcomes[running] = early or _lost(running, str(gone), ended=worker.ended)
             return
         if message is None and running:
-            answers.outcomes[running] = _failed(running, early or _lost("the process ended", ended=True))
+            answers.outcomes[running] = early or _lost(running, "the process ended", ended=True)
         if message is None:
             return
         if "error" in message:
@@ -123,15 +129,12 @@ def _last_line(log: str) -> str:
     return f" (it printed: {said[:200]})" if said else ""
 
 
-def _failed(name: str, finding: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "status": "fail", "reason": "", "finding": finding, "seconds": 0.0}
-
-
-def _lost(what: str, *, ended: bool) -> dict[str, Any]:
-    return {
+def _lost(name: str, what: str, *, ended: bool) -> dict[str, Any]:
+    finding: dict[str, Any] = {
         "expected": "an answer", "found": what, "cause": "process ended" if ended else "no answer",
-        "explanation": "", "code": "", "line": None, "resembles": [],
+        "explanation": "", "code": "", "line": None, "resembles": [], "demand": "",
     }  # fmt: skip
+    return {"name": name, "status": "fail", "reason": "", "finding": finding, "seconds": 0.0}
 
 
 class _Worker:

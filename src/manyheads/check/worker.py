@@ -50,11 +50,9 @@ def _keep_stdout_apart(log: str) -> TextIO:
 
 
 def _answer(request: Mapping[str, Any], say: Any) -> None:
-    import torch
-
     from manyheads.check.adapter import Adapter
     from manyheads.check.catalogue import CASES
-    from manyheads.check.examine import examine
+    from manyheads.check.examine import examine_all
     from manyheads.check.guess import guess
     from manyheads.check.load import load, settings_of
     from manyheads.check.requests import chosen_cases, subject_and_wishes
@@ -79,12 +77,11 @@ def _answer(request: Mapping[str, Any], say: Any) -> None:
     asked = request["cases"] if request["cases"] is not None else [case.name for case in cases]
     facts = ("name", "suite", "proves", "needs", "resembles")
     say({"cases": [{fact: getattr(case, fact) for fact in facts} for case in cases]})
-    for case in cases:
-        if case.name in asked:
-            say({"start": case.name})
-            torch.manual_seed(request["seed"])
-            outcome = examine(subject, case, required=required, early=lambda finding: say({"early": asdict(finding)}))
-            say({"outcome": asdict(outcome)})
+    for outcome in examine_all(
+        replace(subject, suspects=tuple(request["suspects"])), (case for case in cases if case.name in asked),
+        required=required, start=lambda case: say({"start": case.name}), early=lambda found: say({"early": asdict(found)}),
+    ):  # fmt: skip
+        say({"outcome": asdict(outcome)})
 
 
 if __name__ == "__main__":

@@ -39,7 +39,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no", metavar="FEATURE", action="append", default=[], help="do not test window, bfloat16, ..."
     )
     parser.add_argument(
-        "--require", metavar="FEATURE", action="append", default=[], help="fail where it takes no mask, window, ..."
+        "--require",
+        metavar="FEATURE",
+        action="append",
+        default=[],
+        help="a fault where it takes no mask, window, ... or is weak in it: float16, empty-rows, ...",
     )
     parser.add_argument("--only", metavar="CHECK", action="append", default=[], help="these checks or suites alone")
     parser.add_argument("--list", action="store_true", help="every check, and what it proves")
@@ -58,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints what is right and wrong; 1 where something is wrong."""
+    """Prints what is right, wrong and weak; 1 where something is wrong."""
     need("torch", to="call an attention function")
     if options.output:
         from manyheads.report.files import check_target
@@ -78,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(answers.printed)
     report = summary(request, answers)
     emit(report, options)
-    if not report.data["passed"] and not report.data["failed"]:
+    if not any(report.data[count] for count in ("passed", "failed", "weak")):
         raise UsageError("nothing could be tested: " + "; ".join({o["reason"] for o in answers.outcomes.values()}))
     return 0 if report.data["ok"] else 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -49,9 +50,19 @@ def _scaled(sizes: Sizes, generator: torch.Generator) -> Problem:
 
 FULL = Sizes(batch=2, heads=3, kv_heads=3, queries=5, keys=5, dim=4, value_dim=4)
 
+# axes of one, which squeeze and broadcasting treat apart, and axes of one size, which can be taken for each other
+_ALIKE = tuple(
+    Sizes(batch=batch, heads=heads, kv_heads=heads, queries=tokens, keys=tokens, dim=dim, value_dim=dim)
+    for batch, heads, tokens, dim in itertools.product((2, 1), (3, 2, 1), (3, 2, 1), (3, 2, 1))
+)
+_FEWER = tuple(
+    Sizes(batch=batch, heads=heads, kv_heads=heads, queries=queries, keys=keys, dim=2, value_dim=2)
+    for batch, heads, queries, keys in itertools.product((2, 1), (2, 1), (2, 1), (4, 3, 2))
+)
+
 CASES = (
     Case(
-        name="values", suite="basics", build=plain, judge=judges.values, full=FULL, valid=self_attention,
+        name="values", suite="basics", build=plain, judge=judges.values, full=FULL, valid=self_attention, also=_ALIKE,
         proves="softmax(q k^T / sqrt(dim)) v, for each sequence and head",
         resembles=("pytorch/pytorch#119811",),
     ),
@@ -72,13 +83,13 @@ CASES = (
     ),
     Case(
         name="fewer-queries", suite="basics", build=plain, judge=judges.values, needs=("cross",),
-        full=Sizes(batch=2, heads=3, kv_heads=3, queries=3, keys=6, dim=4, value_dim=4),
+        full=Sizes(batch=2, heads=3, kv_heads=3, queries=3, keys=6, dim=4, value_dim=4), also=_FEWER,
         valid=lambda s: s.heads == s.kv_heads and s.queries <= s.keys and s.dim == s.value_dim,
         proves="fewer queries than keys: cross-attention, or a cache",
         resembles=("NVIDIA/FasterTransformer#270",),
     ),
     Case(
-        name="more-queries", suite="basics", build=plain, judge=judges.values, needs=("cross",),
+        name="more-queries", suite="basics", build=plain, judge=judges.may_refuse("cross", judges.values), needs=("cross",),
         full=Sizes(batch=2, heads=3, kv_heads=3, queries=6, keys=3, dim=4, value_dim=4),
         valid=lambda s: s.heads == s.kv_heads and s.queries > s.keys and s.dim == s.value_dim,
         proves="more queries than keys: cross-attention to a short memory",

@@ -100,9 +100,17 @@ def steps(subject: Subject, problem: Problem) -> Finding | Skip | None:
     return None
 
 
+_CACHE = ("causal", "cross", "causal-cross")
+_SQUARES = tuple(
+    Sizes(heads=heads, kv_heads=heads, queries=n, keys=n, dim=n, value_dim=n) for heads in (2, 1) for n in (3, 2, 1)
+)
+_GROWN = tuple(
+    Sizes(queries=queries, keys=keys, dim=keys, value_dim=keys) for keys in (5, 4, 3, 2) for queries in range(1, keys)
+)
+
 CASES = (
     Case(
-        name="causal", suite="causality", build=_causal, judge=judges.sees, needs=("causal",), valid=square,
+        name="causal", suite="causality", build=_causal, judge=judges.sees, needs=("causal",), valid=square, also=_SQUARES,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4),
         proves="query i sees keys 0 to i, itself included",
     ),
@@ -111,19 +119,21 @@ CASES = (
         valid=self_attention, proves="the weights of what is seen add up to 1",
     ),
     Case(
-        name="causal-cache", suite="causality", build=_causal, judge=judges.sees, needs=("causal", "cross"), valid=rectangle,
+        name="causal-cache", suite="causality", build=_causal, needs=_CACHE, valid=rectangle, also=_GROWN,
+        judge=judges.may_refuse("causal-cross", judges.sees),
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=3, keys=6, dim=6, value_dim=6),
         least=Sizes(queries=1, keys=2, dim=2, value_dim=2),
         proves="with more keys than queries (a cache) the queries are the last tokens",
         resembles=("pytorch/pytorch#108108",),
     ),
     Case(
-        name="causal-steps", suite="causality", build=_causal_values, judge=steps, needs=("causal", "cross"), full=FULL,
-        valid=self_attention, proves="a token at a time gives what the whole sequence gives",
+        name="causal-steps", suite="causality", build=_causal_values, needs=_CACHE, full=FULL,
+        judge=judges.may_refuse("causal-cross", steps), valid=self_attention, proves="a token at a time gives what the whole sequence gives",
         resembles=("pytorch/pytorch#108108", "keras-team/keras-hub#1544"),
     ),
     Case(
-        name="causal-more-queries", suite="causality", build=_causal, judge=judges.sees, needs=("causal", "cross"),
+        name="causal-more-queries", suite="causality", build=_causal, needs=_CACHE,
+        judge=judges.may_refuse("causal-cross", judges.sees),
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=2, dim=2, value_dim=2), least=Sizes(queries=2),
         valid=lambda s: s.heads == s.kv_heads and s.queries > s.keys == s.dim == s.value_dim,
         proves="with fewer keys than queries the first queries see nothing and give zeros",

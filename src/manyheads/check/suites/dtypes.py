@@ -88,7 +88,7 @@ def _case(dtype: torch.dtype, build: Callable[[Sizes, torch.Generator], Problem]
     name = _NAMES[dtype]
     return Case(
         name=name, suite="dtypes", build=build, judge=precise(dtype), full=sizes, least=sizes, valid=self_attention,
-        needs=(name,), proves=proves,
+        needs=(name,), demand=name, proves=proves,
         resembles=("tinygrad/tinygrad#12280",) if dtype == torch.bfloat16 else (),
     )  # fmt: skip
 

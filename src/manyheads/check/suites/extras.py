@@ -45,6 +45,16 @@ def _sinks_by_hand(sizes: Sizes, generator: torch.Generator) -> Problem:  # noqa
     return Problem(q=q, k=k, v=torch.eye(4)[:3].view(1, 1, 3, 4), sinks=torch.tensor([0.5]))
 
 
+def _loud_sinks(sizes: Sizes, generator: torch.Generator) -> Problem:
+    """Sinks far above and far below all scores: exp(sink) overflows unless it is part of the largest logit."""
+    sinks = torch.tensor([2000.0, -2000.0]).repeat(sizes.heads)[: sizes.heads]
+    return replace(plain(sizes, generator), sinks=sinks)
+
+
+def _sinks_alone(sizes: Sizes, generator: torch.Generator) -> Problem:
+    return replace(_masked(sizes, generator), sinks=numbers(generator, sizes.heads))
+
+
 def _masked(sizes: Sizes, generator: torch.Generator) -> Problem:
     problem = replace(plain(sizes, generator), visible=some_mask(generator, 1, 1, sizes.queries, sizes.keys))
     assert problem.visible is not None
@@ -76,6 +86,14 @@ CASES = (
     Case(
         name="sinks-values", suite="extras", build=_sinks, judge=judges.values, full=FULL, valid=self_attention,
         needs=("sinks",), proves="one more logit a head in the denominator", resembles=("vllm-project/vllm-metal#550",),
+    ),
+    Case(
+        name="sinks-large", suite="extras", build=_loud_sinks, judge=judges.values, full=FULL, valid=self_attention,
+        needs=("sinks",), proves="a sink of 2,000 takes everything and one of -2,000 nothing; neither overflows",
+    ),
+    Case(
+        name="sinks-empty-row", suite="extras", build=_sinks_alone, judge=judges.values, full=FULL, valid=self_attention,
+        needs=("sinks", "mask"), proves="a query that sees nothing but the sink gives zeros",
     ),
     Case(
         name="weights", suite="extras", build=plain, judge=judges.weights, full=FULL, valid=self_attention,

@@ -30,6 +30,10 @@ def _one(s: Sizes) -> bool:
 
 
 _LEAST = Sizes(heads=2, kv_heads=1)
+_GROUPS = tuple(
+    Sizes(batch=batch, heads=group * kv_heads, kv_heads=kv_heads, queries=tokens, keys=tokens, dim=2, value_dim=2)
+    for batch in (2, 1) for kv_heads in (4, 3, 2) for group in (3, 2) for tokens in (4, 2, 1)
+)  # fmt: skip
 
 CASES = (
     Case(
@@ -40,7 +44,7 @@ CASES = (
     ),
     Case(
         name="group-values", suite="grouped-heads", build=plain, judge=judges.values, needs=("grouped",), valid=_square,
-        full=Sizes(batch=2, heads=6, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4), least=_LEAST,
+        full=Sizes(batch=2, heads=6, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4), least=_LEAST, also=_GROUPS,
         proves="grouped heads with H/K other than K", resembles=("ggml-org/llama.cpp#3364",),
     ),
     Case(
@@ -49,7 +53,7 @@ CASES = (
         proves="one key/value head for all query heads",
     ),
     Case(
-        name="group-refused", suite="grouped-heads", build=plain, judge=judges.refuses, needs=("grouped",),
+        name="group-refused", suite="grouped-heads", build=plain, judge=judges.refuses, needs=("grouped",), demand="grouped",
         full=Sizes(heads=5, kv_heads=2, queries=2, keys=2, dim=2, value_dim=2), valid=lambda s: s.heads % s.kv_heads > 0,
         proves="5 query heads with 2 key/value heads are refused", resembles=("keras-team/keras#23081",),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from manyheads.check.adapter import arguments, roles_given
 from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.spell import place, row
-from manyheads.check.subject import Subject, as_tensor
+from manyheads.check.subject import CallError, Subject, as_tensor
 from manyheads.check.suites.basics import FULL, plain
 from manyheads.check.suites.masks import some_mask
 
@@ -73,10 +74,16 @@ def strides(subject: Subject, problem: Problem) -> Finding | Skip | None:
     plainly = subject.call(problem).double()
     for pattern, lay_out in STRIDES.items():
         for chosen in ("q", "k", "v"):
-            found = subject.call(
-                problem,
-                change=lambda role, x, c=chosen, f=lay_out: f(x) if role == c else x,  # type: ignore[misc]
-            ).double()
+            try:
+                found = subject.call(
+                    problem,
+                    change=lambda role, x, c=chosen, f=lay_out: f(x) if role == c else x,  # type: ignore[misc]
+                ).double()
+            except CallError as error:
+                return Finding(
+                    f"an answer with {chosen} laid out otherwise ({pattern})", str(error), error.kind, line=error.line,
+                    demand="strides",
+                )  # fmt: skip
             off = ~torch.isclose(found, plainly, rtol=0.0, atol=subject.allowed(plainly), equal_nan=True)
             if bool(off.any()):
                 index = tuple(off.nonzero()[0][:3].tolist())
@@ -137,10 +144,58 @@ def untouched(subject: Subject, problem: Problem) -> Finding | Skip | None:
 
 
 def empty(subject: Subject, problem: Problem) -> Finding | Skip | None:
-    """Nothing in: an empty output of the right shape, zeros where there are queries but no keys; backward, too."""
+    """Nothing in: an empty output of the right shape, zeros where there are queries but no keys; backward, too.
+
+    An error is no wrong answer, but where the same call is answered without the mask, it is one.
+    """
+    try:
+        plainly = _zeros(subject, problem) or _empty_backward(subject, problem)
+    except CallError as error:
+        if error.kind == "shape":
+            raise
+        return Finding("an empty output", str(error), error.kind, line=error.line, demand="empty")
+    if plainly is not None:
+        return plainly
+    for what, asked in _also_asked(subject, problem).items():
+        try:
+            found = _zeros(subject, asked)
+        except CallError as error:
+            found = Finding(
+                f"an empty output with {what}, as without it", str(error), f"empty with {what}",
+                f"without {what} the same call is answered, and with it there is an error", line=error.line,
+                demand="empty" if not problem.k.shape[2] else "",
+            )  # fmt: skip
+        if found is not None:
+            return replace(found, code=subject.code(asked))
+    return None
+
+
+def _zeros(subject: Subject, problem: Problem) -> Finding | None:
     out = subject.call(problem)
     if bool(out.any()) or not bool(out.isfinite().all()):
-        return Finding("zeros: there is no key to attend to", row(out[0, 0, 0]), "not zero without keys")
+        said = row(out[0, 0, 0])
+        return Finding("zeros: there is no key to attend to", said, "not zero without keys", demand="empty")
+    return None
+
+
+def _also_asked(subject: Subject, problem: Problem) -> dict[str, Problem]:
+    """What may be asked of a function -> the same problem with that."""
+    (b, h, t, _), s = problem.q.shape, problem.k.shape[2]
+    ways: dict[str, tuple[str, dict[str, Any]]] = {
+        "mask": ("a mask", {"visible": torch.ones(1, 1, t, s, dtype=torch.bool)}),
+        "padding": ("padding", {"keep": torch.ones(b, s, dtype=torch.bool)}),
+        "bias": ("a bias", {"bias": torch.zeros(1, 1, t, s)}),
+        "sinks": ("sinks", {"sinks": torch.zeros(h)}),
+    }
+    if t == s:
+        ways |= {"causal": ("the causal flag", {"causal": True}), "window": ("a window", {"causal": True, "window": 2})}
+    return {
+        what: subject.prepare(replace(problem, **fields))
+        for feature, (what, fields) in ways.items() if feature not in subject.adapter.lacks
+    }  # fmt: skip
+
+
+def _empty_backward(subject: Subject, problem: Problem) -> Finding | None:
     if "gradients" in subject.adapter.lacks:
         return None
     leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
@@ -148,7 +203,7 @@ def empty(subject: Subject, problem: Problem) -> Finding | Skip | None:
     if made.requires_grad:
         for name, gradient in zip("qkv", torch.autograd.grad(made.sum(), leaves, allow_unused=True), strict=True):
             if gradient is not None and bool(gradient.any() | ~gradient.isfinite().all()):
-                return Finding(f"no gradient for {name}", row(gradient), "gradient without keys")
+                return Finding(f"no gradient for {name}", row(gradient), "gradient without keys", demand="empty")
     return None
 
 
@@ -186,15 +241,12 @@ def _causal(sizes: Sizes, generator: torch.Generator) -> Problem:
     return replace(plain(sizes, generator), causal=True)
 
 
-def _exactly(sizes: Sizes) -> dict[str, Sizes]:
-    return {"full": sizes, "least": sizes}
-
-
 def _heads(s: Sizes) -> bool:
     return s.heads == s.kv_heads
 
 
-_CUBE = {"batch": 2, "heads": 2, "kv_heads": 2, "dim": 4, "value_dim": 4}
+_CUBE = Sizes(batch=2, heads=2, kv_heads=2, queries=3, keys=3, dim=4, value_dim=4)
+_NO_BATCH, _NO_QUERIES, _NO_KEYS = replace(_CUBE, batch=0), replace(_CUBE, queries=0), replace(_CUBE, keys=0)
 
 CASES = (
     Case(
@@ -223,17 +275,17 @@ CASES = (
     Case(
         name="no-batch", suite="manners", build=plain, judge=empty, needs=("batch", "empty"),
         proves="a batch of 0 gives an empty output", resembles=("Dao-AILab/flash-attention#1159",), valid=_heads,
-        **_exactly(Sizes(**{**_CUBE, "batch": 0}, queries=3, keys=3)),
+        full=_NO_BATCH, least=_NO_BATCH,
     ),
     Case(
         name="no-queries", suite="manners", build=plain, judge=empty, valid=_heads, needs=("cross", "empty"),
         proves="no queries give an empty output", resembles=("Dao-AILab/flash-attention#1159",),
-        **_exactly(Sizes(**_CUBE, queries=0, keys=3)),
+        full=_NO_QUERIES, least=_NO_QUERIES,
     ),
     Case(
         name="no-keys", suite="manners", build=plain, judge=empty, valid=_heads, needs=("cross", "empty"),
         proves="no keys give zeros", resembles=("Dao-AILab/flash-attention#1159",),
-        **_exactly(Sizes(**_CUBE, queries=3, keys=0)),
+        full=_NO_KEYS, least=_NO_KEYS,
     ),
     Case(
         name="gradients", suite="backward", build=plain, judge=gradients, full=FULL, valid=self_attention,

@@ -102,6 +102,12 @@ def _bias(sizes: Sizes, generator: torch.Generator) -> Problem:
     return replace(plain(sizes, generator), bias=numbers(generator, 1, 1, sizes.queries, sizes.keys))
 
 
+def _loud_bias(sizes: Sizes, generator: torch.Generator) -> Problem:
+    problem = _bias(sizes, generator)
+    assert problem.bias is not None
+    return replace(problem, bias=problem.bias * 500)
+
+
 def _blocking_bias(sizes: Sizes, generator: torch.Generator) -> Problem:
     blocked = ~some_mask(generator, 1, 1, sizes.queries, sizes.keys)
     return replace(one_hot(sizes, generator), bias=torch.zeros(blocked.shape).masked_fill(blocked, -torch.inf))
@@ -123,19 +129,26 @@ def clean_gradients(subject: Subject, problem: Problem) -> Finding | Skip | None
                 f"the gradient of {name}: {bad} of {gradient.numel()} numbers are NaN or infinite",
                 "NaN gradients",
                 "the row that sees nothing has -inf only: its NaN is multiplied by 0 on the way back and stays NaN",
+                demand="empty-rows",
             )
     first = found[0]
     if first is not None and bool(first[:, :, 0].any()):
-        return Finding("zero gradients for query 0", f"{row(first[0, 0, 0])}", "gradients on empty rows")
+        return Finding(
+            "zero gradients for query 0", f"{row(first[0, 0, 0])}", "gradients on empty rows", demand="empty-rows"
+        )
     return None
 
 
 _THREADS = ("pytorch/pytorch#41508", "pytorch/pytorch#81077")
+_ONES = tuple(
+    Sizes(batch=batch, heads=heads, kv_heads=heads, queries=n, keys=n, dim=n, value_dim=n)
+    for batch in (2, 1) for heads in (2, 1) for n in (3, 2, 1)
+)  # fmt: skip
 _NARROW = Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=4, dim=4, value_dim=4)
 
 CASES = (
     Case(
-        name="mask", suite="masks", build=_mask, judge=judges.sees, full=_NARROW, valid=square, needs=("mask",),
+        name="mask", suite="masks", build=_mask, judge=judges.sees, full=_NARROW, valid=square, needs=("mask",), also=_ONES,
         proves="the mask shows what it should: its polarity, by equal weights over the visible keys",
         resembles=("pytorch/pytorch#170415", "neuro-galaxy/torch_brain#74"),
     ),
@@ -160,22 +173,22 @@ CASES = (
     ),
     Case(
         name="empty-row", suite="masks", build=_empty_row, judge=judges.values, full=FULL, valid=self_attention,
-        needs=("mask",), proves="a query that sees nothing gives zeros, not NaN and not the mean of the values",
+        needs=("mask", "empty-rows"), proves="a query that sees nothing gives zeros, not NaN and not the mean of the values",
         resembles=_THREADS,
     ),
     Case(
         name="empty-sample", suite="masks", build=_empty_sample, judge=judges.values, full=FULL, valid=self_attention,
-        needs=("mask", "mask-samples"), proves="a sequence of length 0 gives zeros and leaves the others alone",
+        needs=("mask", "empty-rows", "mask-samples"), proves="a sequence of length 0 gives zeros and leaves the others alone",
         resembles=("pytorch/pytorch#81077",),
     ),
     Case(
         name="empty-head", suite="masks", build=_empty_head, judge=judges.values, full=FULL, valid=self_attention,
-        needs=("mask", "mask-heads"), proves="a head that sees nothing gives zeros and leaves the others alone",
+        needs=("mask", "empty-rows", "mask-heads"), proves="a head that sees nothing gives zeros and leaves the others alone",
         resembles=("pytorch/pytorch#160064",),
     ),
     Case(
         name="empty-row-gradients", suite="masks", build=_empty_row, judge=clean_gradients, full=FULL, valid=self_attention,
-        needs=("mask", "gradients"), proves="a query that sees nothing has zero gradients and spoils no others",
+        needs=("mask", "empty-rows", "gradients"), proves="a query that sees nothing has zero gradients and spoils no others",
         resembles=("pytorch/pytorch#41508",),
     ),
     Case(
@@ -185,6 +198,10 @@ CASES = (
     Case(
         name="bias", suite="masks", build=_bias, judge=judges.values, full=FULL, valid=self_attention, needs=("bias",),
         proves="a finite bias is added after scaling", resembles=("pytorch/pytorch#147209",),
+    ),
+    Case(
+        name="bias-large", suite="masks", build=_loud_bias, judge=judges.values, full=FULL, valid=self_attention,
+        needs=("bias",), proves="a bias of 1,000 does not overflow: softmax subtracts the largest",
     ),
     Case(
         name="bias-minus-infinity", suite="masks", build=_blocking_bias, judge=judges.sees, full=_NARROW, valid=square,

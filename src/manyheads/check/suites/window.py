@@ -50,15 +50,26 @@ def past(subject: Subject, problem: Problem) -> Finding | Skip | None:
 
 _LEAST = Sizes(queries=2, keys=2, dim=2, value_dim=2)
 
+# every window up to one more than the keys: one that just holds them all, one that just does not, a single query
+_SQUARES = tuple(
+    Sizes(queries=n, keys=n, dim=n, value_dim=n, window=w) for n in (5, 4, 3, 2, 1) for w in range(1, n + 2)
+)
+_GROWN = tuple(
+    Sizes(queries=queries, keys=keys, dim=keys, value_dim=keys, window=w)
+    for keys in (5, 4, 3, 2) for queries in range(1, keys) for w in range(1, keys + 2)
+)  # fmt: skip
+
 CASES = (
     Case(
         name="window", suite="windows", build=_window, judge=judges.sees, needs=("window",), valid=square, least=_LEAST,
+        also=_SQUARES,
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=6, keys=6, dim=6, value_dim=6, window=3),
         proves="6 tokens and a window of 3: the queries see 1, 2, 3, 3, 3, 3 keys",
         resembles=("huggingface/transformers#26792", "huggingface/transformers#29623"),
     ),
     Case(
-        name="window-cache", suite="windows", build=_window, judge=judges.sees, needs=("window", "cross"), valid=rectangle,
+        name="window-cache", suite="windows", build=_window, valid=rectangle, also=_GROWN,
+        judge=judges.may_refuse("causal-cross", judges.sees), needs=("window", "cross", "causal-cross"),
         full=Sizes(batch=2, heads=2, kv_heads=2, queries=2, keys=6, dim=6, value_dim=6, window=3), least=_LEAST,
         proves="the window moves with the last tokens when there are more keys than queries",
         resembles=("Lightning-AI/litgpt#2215",),
