@@ -11,7 +11,7 @@ from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, read_pruning,
 from manyheads.cost.model import cache_bytes
 from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError
-from manyheads.spec.weights import count, weights
+from manyheads.spec.inventory import count, weights
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,

@@ -15,7 +15,7 @@ from manyheads.facts import Formula, entry, formulas
 from manyheads.facts.arithmetic import SumError
 from manyheads.facts.working import run_formula
 from manyheads.spec import AttentionSpec
-from manyheads.spec.weights import count, weights
+from manyheads.spec.inventory import count, weights
 
 SMALL = st.integers(1, 12)
 SIZES = st.integers(1, 10**6)

@@ -18,7 +18,7 @@ __all__ = ["Family", "Stored"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stored:
-    """How one tensor of a file is made of canonical ones (`manyheads.spec.weights`).
+    """How one tensor of a file is made of canonical ones (`manyheads.spec.inventory`).
 
     name    name in the file; {i} is the layer, {x} the index along `each`
     parts   (canonical name, pattern) each. A pattern is einops': "(h q) m" rearranges the weight's own axes;

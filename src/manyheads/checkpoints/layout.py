@@ -13,7 +13,7 @@ from math import prod
 from manyheads.checkpoints.family import Family, Stored
 from manyheads.errors import CheckpointError
 from manyheads.spec.stack import StackSpec
-from manyheads.spec.weights import Weight, weights
+from manyheads.spec.inventory import Weight, weights
 
 __all__ = ["Expected", "arrange", "expected_tensors", "groups"]
 

@@ -15,7 +15,7 @@ from manyheads.checkpoints.tensors import TensorInfo
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown
 from manyheads.spec.stack import StackSpec
-from manyheads.spec.weights import count, weights
+from manyheads.spec.inventory import count, weights
 
 __all__ = ["HeaderCheck", "check_header", "located"]
 

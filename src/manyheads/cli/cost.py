@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     checkpoint = open_model(options.model, revision=options.revision, assume=options.assume)
     machine = _machine(options.hardware) if options.hardware else None
 
-    from manyheads.cost.price import price
+    from manyheads.cost.pricing import price
 
     report = price(
         checkpoint.stack,

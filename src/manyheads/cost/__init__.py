@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["price"]
 
-_HOMES = {"price": "manyheads.cost.price"}
+_HOMES = {"price": "manyheads.cost.pricing"}
 
 
 def __getattr__(name: str) -> Any:

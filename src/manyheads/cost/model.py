@@ -14,7 +14,7 @@ from manyheads.cost.workload import Workload
 from manyheads.record import record
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.stack import Block, Mlp, Moe, Stack, StackSpec
-from manyheads.spec.weights import Weight, count, weights
+from manyheads.spec.inventory import Weight, count, weights
 
 __all__ = [
     "CacheBytes",

@@ -1,4 +1,4 @@
-"""The tables that a person reads, made from the object of `cost.price` alone: one table a question."""
+"""The tables that a person reads, made from the object of `cost.pricing` alone: one table a question."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from manyheads.models.store import Store, open_store
 from manyheads.models.store_write import Written, write_store
 from manyheads.quoting import shown_path
 from manyheads.spec.stack import StackSpec
-from manyheads.spec.weights import weights
+from manyheads.spec.inventory import weights
 
 __all__ = ["TOLERANCE", "Exported", "bytes_of", "export", "load_pruned"]
 

@@ -9,7 +9,7 @@ from manyheads.checkpoints.families import family
 from manyheads.checkpoints.layout import expected_tensors
 from manyheads.errors import ManyheadsError
 from manyheads.spec.stack import StackSpec
-from manyheads.spec.weights import count, weights
+from manyheads.spec.inventory import count, weights
 
 __all__ = ["ParameterCheck", "check_parameters"]
 

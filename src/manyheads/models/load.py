@@ -161,7 +161,7 @@ def _check_fits(stack: StackSpec, dtype: str, place: Any) -> None:
     """Refuses a model that cannot fit into this machine's memory, which the system would end without a word."""
     from manyheads.cost.dtypes import dtype as format_of
     from manyheads.cost.parameters import stored_parameters
-    from manyheads.spec.weights import weights
+    from manyheads.spec.inventory import weights
 
     if dtype not in DTYPES:
         raise ManyheadsError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")

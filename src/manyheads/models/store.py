@@ -1,4 +1,4 @@
-"""Weights by their canonical names (`manyheads.spec.weights`), whatever the family's names, fusions and orders in its files.
+"""Weights by their canonical names (`manyheads.spec.inventory`), whatever the family's names, fusions and orders in its files.
 
     with open_store("path/to/model") as store:
         store.layer("decoder", 3)["decoder.layers.3.self.q"]      # (h, q, m)
@@ -29,7 +29,7 @@ from manyheads.models.store_patterns import from_rows, put_together, rows_of, ta
 from manyheads.models.store_places import Places
 from manyheads.quoting import shown, shown_path
 from manyheads.spec.stack import StackSpec
-from manyheads.spec.weights import weights
+from manyheads.spec.inventory import weights
 
 if TYPE_CHECKING:
     from torch import nn

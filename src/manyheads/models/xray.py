@@ -15,7 +15,7 @@ from typing import Any
 
 from manyheads.checkpoints import Checkpoint, open_model
 from manyheads.checkpoints.locate import Located, locate
-from manyheads.cost.price import price
+from manyheads.cost.pricing import price
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.models.counting import check_parameters
 from manyheads.models.held import CacheCheck, Inputs, measure_cache, prompt_length

@@ -9,7 +9,7 @@ from typing import Any
 from manyheads.checkpoints import Checkpoint
 from manyheads.cost.engines import engine_answers
 from manyheads.cost.model import cache_bytes
-from manyheads.cost.price import default_context, default_source_tokens
+from manyheads.cost.pricing import default_context, default_source_tokens
 from manyheads.cost.whatif import what_if
 from manyheads.cost.workload import Workload
 from manyheads.errors import ManyheadsError

@@ -17,7 +17,7 @@ from manyheads.spec.positions import (
     YarnScaling,
 )
 from manyheads.spec.stack import Block, Mlp, Moe, OtherWeight, Stack, StackSpec
-from manyheads.spec.weights import Weight, count, weights
+from manyheads.spec.inventory import Weight, count, weights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cost.price import price
+from manyheads.cost.pricing import price
 from manyheads.errors import SpecError
 from manyheads.facts.hardware import find_hardware
 from manyheads.report.jsonform import dumps
