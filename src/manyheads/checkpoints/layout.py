@@ -12,8 +12,8 @@ from math import prod
 
 from manyheads.checkpoints.family import Family, Stored
 from manyheads.errors import CheckpointError
-from manyheads.spec.stack import StackSpec
 from manyheads.spec.inventory import Weight, weights
+from manyheads.spec.stack import StackSpec
 
 __all__ = ["Expected", "arrange", "expected_tensors", "groups"]
 

@@ -14,8 +14,8 @@ from manyheads.checkpoints.layout import Expected, expected_tensors
 from manyheads.checkpoints.tensors import TensorInfo
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown
-from manyheads.spec.stack import StackSpec
 from manyheads.spec.inventory import count, weights
+from manyheads.spec.stack import StackSpec
 
 __all__ = ["HeaderCheck", "check_header", "located"]
 

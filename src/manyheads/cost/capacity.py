@@ -11,8 +11,8 @@ from dataclasses import replace
 from manyheads.cost.model import cache_bytes, weight_bytes
 from manyheads.cost.parameters import stored_parameters
 from manyheads.cost.workload import MOST_TOKENS, Workload
-from manyheads.spec.stack import StackSpec
 from manyheads.spec.inventory import weights
+from manyheads.spec.stack import StackSpec
 
 __all__ = ["all_weight_bytes", "largest_batch", "longest_context", "needed_bytes"]
 

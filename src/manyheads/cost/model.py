@@ -13,8 +13,8 @@ from manyheads.cost.parameters import idle_elements
 from manyheads.cost.workload import Workload
 from manyheads.record import record
 from manyheads.spec.attention import AttentionSpec, Cross
-from manyheads.spec.stack import Block, Mlp, Moe, Stack, StackSpec
 from manyheads.spec.inventory import Weight, count, weights
+from manyheads.spec.stack import Block, Mlp, Moe, Stack, StackSpec
 
 __all__ = [
     "CacheBytes",

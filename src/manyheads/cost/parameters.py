@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from manyheads.cost.algebra import least
-from manyheads.spec.stack import Moe, Stack, StackSpec
 from manyheads.spec.inventory import Weight, count, weights
+from manyheads.spec.stack import Moe, Stack, StackSpec
 
 __all__ = ["active_parameters", "expert_elements", "parameter_parts", "stored_parameters"]
 

@@ -24,10 +24,10 @@ from manyheads.cost.whatif import what_if as changed
 from manyheads.cost.workload import Workload
 from manyheads.report.value import Report
 from manyheads.spec.attention import AttentionSpec, Cross
+from manyheads.spec.inventory import Weight, count, weights
 from manyheads.spec.kv import Heads, Latent, State
 from manyheads.spec.stack import StackSpec
 from manyheads.spec.text import layer_text, to_text
-from manyheads.spec.inventory import Weight, count, weights
 
 __all__ = ["SCHEMA", "default_context", "default_source_tokens", "price"]
 

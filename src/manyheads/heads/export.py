@@ -41,8 +41,8 @@ from manyheads.models.load import Loaded, load_model
 from manyheads.models.store import Store, open_store
 from manyheads.models.store_write import Written, write_store
 from manyheads.quoting import shown_path
-from manyheads.spec.stack import StackSpec
 from manyheads.spec.inventory import weights
+from manyheads.spec.stack import StackSpec
 
 __all__ = ["TOLERANCE", "Exported", "bytes_of", "export", "load_pruned"]
 

@@ -31,8 +31,8 @@ from manyheads.models.door import Call
 from manyheads.models.door_attentions import find_attentions
 from manyheads.models.shrink import attention_items, resize
 from manyheads.models.store_patterns import put_together, take_apart
-from manyheads.spec.stack import StackSpec
 from manyheads.spec.inventory import Weight, weights
+from manyheads.spec.stack import StackSpec
 
 __all__ = ["Described", "Pruned", "PrunedWeights", "by_stage", "describe", "mask", "prune"]
 

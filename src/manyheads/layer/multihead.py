@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from manyheads.errors import SpecError
 from manyheads.layer.multihead_forward import Given, attend, multi_head_attention_forward
 from manyheads.ops.arguments import check_dropout
-from manyheads.spec.check import shown
+from manyheads.quoting import shown
 
 __all__ = ["MultiheadAttention", "multi_head_attention_forward"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from manyheads.checkpoints.families import family
 from manyheads.checkpoints.layout import expected_tensors
 from manyheads.errors import ManyheadsError
-from manyheads.spec.stack import StackSpec
 from manyheads.spec.inventory import count, weights
+from manyheads.spec.stack import StackSpec
 
 __all__ = ["ParameterCheck", "check_parameters"]
 

@@ -28,8 +28,8 @@ from manyheads.models.store_files import Files, GgufFile, InMemory, SafetensorsF
 from manyheads.models.store_patterns import from_rows, put_together, rows_of, take_apart
 from manyheads.models.store_places import Places
 from manyheads.quoting import shown, shown_path
-from manyheads.spec.stack import StackSpec
 from manyheads.spec.inventory import weights
+from manyheads.spec.stack import StackSpec
 
 if TYPE_CHECKING:
     from torch import nn

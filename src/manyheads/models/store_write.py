@@ -29,8 +29,8 @@ from manyheads.errors import CheckpointError
 from manyheads.models.store import check_names
 from manyheads.models.store_patterns import put_together
 from manyheads.quoting import shown, shown_path
-from manyheads.spec.stack import StackSpec
 from manyheads.spec.inventory import weights as inventory
+from manyheads.spec.stack import StackSpec
 
 __all__ = ["Written", "write_store"]
 

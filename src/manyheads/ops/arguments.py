@@ -87,7 +87,7 @@ def check_sinks(sinks: Tensor | None, *, heads: int) -> None:
             f"sinks must hold one floating logit a query head, ({heads},); found {sinks.dtype} {tuple(sinks.shape)}"
         )
     if _looked_at(sinks) and not float(sinks.detach().amax()) < math.inf:
-        raise SpecError(f"sinks must be finite, or -inf for a head without one; found {sinks.tolist()}")
+        raise SpecError(f"sinks must be finite, or -inf for a head without one; found {shown(sinks.tolist())}")
 
 
 def check_slopes(slopes: Tensor | None, *, heads: int) -> None:
@@ -103,7 +103,7 @@ def check_slopes(slopes: Tensor | None, *, heads: int) -> None:
     least, most = slopes.detach().aminmax()
     if not 0 <= float(least) <= float(most) < math.inf:
         raise SpecError(
-            f"slopes must be finite and 0 or more, as what is added is -slope · distance; found {slopes.tolist()}"
+            f"slopes must be finite and 0 or more, as what is added is -slope · distance; found {shown(slopes.tolist())}"
         )
 
 

@@ -1,6 +1,7 @@
 """What a layer and a model are: attention, key/value schemes, positions, masks, stacks, the weight inventory, text."""
 
 from manyheads.spec.attention import AttentionSpec, Bias, Borrowed, Cross, Self
+from manyheads.spec.inventory import Weight, count, weights
 from manyheads.spec.kv import Heads, Latent, State
 from manyheads.spec.masks import Band, Bidirectional, Causal, Chunk, Window
 from manyheads.spec.norms import Norm, QKNorm
@@ -17,7 +18,6 @@ from manyheads.spec.positions import (
     YarnScaling,
 )
 from manyheads.spec.stack import Block, Mlp, Moe, OtherWeight, Stack, StackSpec
-from manyheads.spec.inventory import Weight, count, weights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
