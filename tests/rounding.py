@@ -5,9 +5,10 @@ A float operation gives x (1 + e) with |e| <= u, the unit roundoff: 2^-24 in flo
 and a sum are rounded once (FMA), and how exp is computed: which e, never how large. So an answer is held against float64,
 and what it may be off is worked out from u, the lengths of its sums and what happens to errors on the way.
 
-    spread       one sum of n products, by theory
-    attention    scores, softmax and mix of one call, by theory
-    evaluated    any computation, a stack of layers too: by experiment on its own float64 evaluation
+    Wide         runs any computation in float64, also where its code asks for float32
+    evaluated    what a computation gives in float64, and how far rounding may take it in another type
+    model        the same of a transformers model
+    attention    the same of one attention call
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Exact", "attention", "evaluated", "model", "spread", "unit"]
+from manyheads.ops import softmax
 
-_LAMBDA = 6.0
+__all__ = ["Exact", "Wide", "attention", "evaluated", "model", "unit"]
+
 _DRAWS = 3
 _SAFETY = 3.0
 _HUGE = 1e30  # a mask's number for "not seen", which is no measurement
@@ -34,35 +36,6 @@ _HUGE = 1e30  # a mask's number for "not seen", which is no measurement
 def unit(dtype: torch.dtype) -> float:
     """u: half the distance from 1 to the next number."""
     return torch.finfo(dtype).eps / 2
-
-
-def spread(count: int, dtype: torch.dtype) -> float:
-    """The error of a sum of `count` products in any order, as a part of the sum of their absolute values.
-
-    At worst count · u (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). Roundings that do not conspire give
-    lambda sqrt(count) u with probability 1 - 2 exp(-lambda^2 / 2) (Higham and Mary 2019, A new approach to probabilistic
-    rounding error analysis); at lambda = 6 one sum in 33 million is further off, and by the blocks in which everyone sums,
-    none. The smaller of the two.
-    """
-    return min(count, _LAMBDA * math.sqrt(count)) * unit(dtype)
-
-
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, weights: Tensor, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """(.., t, v) the most that softmax(scale · q k^T) v may be off, summed in `dtype`; `weights` (.., t, s) in float64.
-
-    A score is off by ds <= spread(d + 2) scale |q| |k|. The softmax makes of that a relative error of each weight of
-    2 max ds (its own score's and those of the sum below it), and adds spread(s + 4) for the sum, the exponential (two
-    units in the last place), and the division. The mix then carries the weights' errors, and rounds once more:
-
-        dy <= (2 max ds + spread(s + 4) + spread(s)) sum_j p_j |v_j|
-    """
-    q, k, v = (x.double().abs() for x in (q, k, v))
-    off = spread(q.shape[-1] + 2, dtype) * abs(scale) * (q @ k.mT)
-    off = torch.where(weights > 0, off, 0.0).amax(-1, keepdim=True)
-    keys = k.shape[-2]
-    return (2 * off + spread(keys + 4, dtype) + spread(keys, dtype)) * (weights @ v)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,28 +54,35 @@ class Exact:
         return self.off(found) > 10 * self.error
 
     def off(self, found: Tensor) -> float:
-        """The largest difference of an element."""
-        return float((found.double() - self.value).abs().max())
+        """The largest difference of an element; NaN for one that should be a number."""
+        return _off(found, self.value)
+
+    def near(self, found: Tensor, other: Tensor) -> bool:
+        """Whether two answers may both be this, at places of `value` where they are compared."""
+        return _off(found, other) <= 2 * self.error
 
 
 def evaluated(run: Callable[[], Tensor], *, dtype: torch.dtype = torch.float32) -> Exact:
     """What `run`, a computation on float64 tensors, gives, and what it might give in `dtype`.
 
-    Rounding is imitated (Monte Carlo arithmetic: Parker 1997; CESTAC: Vignes 1993): in float64 every result r of every
-    operation becomes r (1 + e), with e drawn evenly from -u to u; sums of n products get sqrt(n) u times the sum of their
-    absolute values instead, which is `spread` without its lambda. What the model makes of such errors, its conditioning,
-    is so in the answer. Three draws are made; a processor is one more, and to be three times as far off as the worst
-    element of them its roundings would have to conspire.
+    A sum of n products is off by at most n u times the sum of their absolute values, in any order (Higham, Accuracy and
+    Stability of Numerical Algorithms, 3.1), and by sqrt(n) u where roundings do not conspire (Higham and Mary 2019, A new
+    approach to probabilistic rounding error analysis). Everything else is off by u or a few u times the result.
 
-    Conversions to float32 within `run` (norms, rotary tables, softmax in models of transformers) are left out.
+    Rounding is imitated (Monte Carlo arithmetic: Parker 1997; CESTAC: Vignes 1993): in float64 a number drawn evenly from
+    -1 to 1 times that bound is added to every result of every operation. What the computation makes of such errors, its
+    conditioning, is so in the answer. Three draws are made; a processor is one more, and to be three times as far off as
+    the worst element of them its roundings would have to conspire.
+
+    In float64 the value that others are held against is rounded as well: the bound is doubled.
     """
-    with torch.no_grad(), _Wide():
+    with torch.no_grad(), Wide():
         value = run()
     largest = 0.0
     for seed in range(_DRAWS):
         with torch.no_grad(), _Rounding(unit(dtype), seed):
-            largest = max(largest, float((run() - value).abs().max()))
-    return Exact(value, _SAFETY * largest)
+            largest = max(largest, _off(run(), value))
+    return Exact(value, _SAFETY * largest * (2 if dtype == torch.float64 else 1))
 
 
 def model(
@@ -110,18 +90,31 @@ def model(
     batch: Mapping[str, Any],
     *,
     around: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+    pick: Callable[[Any], Tensor] = lambda out: out[0],
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Exact:
     """The logits of a transformers model with these weights, by its own eager attention; the model is left as it is.
 
-    `around` opens what surrounds the call, gates of a door perhaps, on the copy that is run.
+    `around` opens what surrounds the call, gates of a door perhaps, on the copy that is run; `pick` takes from its output
+    what is looked at.
     """
     wide = copy.deepcopy(model).double()
     wide.set_attn_implementation("eager")
     inputs = {name: x.double() if _floats(x) else x for name, x in batch.items()}
     with around(wide):
-        return evaluated(lambda: wide(**inputs, **options)[0], dtype=dtype)
+        return evaluated(lambda: pick(wide(**inputs, **options)), dtype=dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, dtype: torch.dtype = torch.float32, **options: Any) -> Exact:
+    """softmax(scale q k^T + ..) v of these very numbers, by the plain twin; `options` are those of `softmax.attention`."""
+    wide = {name: x.double() if _floats(x) else x for name, x in options.items()}
+    return evaluated(lambda: softmax.attention(q.double(), k.double(), v.double(), **wide), dtype=dtype)
+
+
+def _off(found: Tensor, value: Tensor) -> float:
+    assert found.shape == value.shape, f"{tuple(found.shape)} is not {tuple(value.shape)}"
+    return float((found.double() - value.double()).abs().max())
 
 
 def _counts(x: Tensor) -> bool:
@@ -133,54 +126,76 @@ def _floats(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-class _Wide(TorchDispatchMode):
-    """float64 where a model asks for float32."""
+class Wide(TorchDispatchMode):
+    """A context: float64 where float32 is asked for or made, as the norms and the softmax of transformers' models do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") == torch.float32:
             kwargs["dtype"] = torch.float64
         out = func(*args, **kwargs)
-        if isinstance(out, Tensor):
-            return self.made(func, args, out.double() if out.dtype == torch.float32 else out)
-        return out
+        outs = [_widened(x) for x in out] if isinstance(out, tuple) else [_widened(out)]
+        if _floats(outs[0]):
+            outs[0] = self.made(func, args, kwargs, outs)
+        return tuple(outs) if isinstance(out, tuple) else outs[0]
 
-    def made(self, func: Any, args: Any, out: Tensor) -> Tensor:
-        return out
+    def made(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> Tensor:
+        """What becomes of the result of an operation."""
+        return outs[0]
 
 
-# Results that are rounded: all that is neither a choice nor a copy of what was there.
-_ROUNDED = {
-    "_log_softmax", "_softmax", "add", "addcdiv", "addcmul", "cos", "cumsum", "div", "erf", "exp", "expm1", "gelu", "log",
-    "log1p", "logsumexp", "mean", "mul", "pow", "reciprocal", "rsqrt", "rsub", "sigmoid", "silu", "sin", "softplus", "sqrt",
-    "sub", "sum", "tanh", "var",
+def _widened(x: Any) -> Any:
+    return x.double() if isinstance(x, Tensor) and x.dtype == torch.float32 else x
+
+
+# What is rounded once, and functions of which libraries promise one unit in the last place, two of ours. All else is a
+# choice or a copy of what was there.
+_ONCE = {"add", "addcdiv", "addcmul", "div", "mul", "reciprocal", "rsub", "sqrt", "sub"}
+_TWICE = {
+    "cos", "erf", "exp", "expm1", "gelu", "log", "log1p", "log_sigmoid_forward", "pow", "rsqrt", "sigmoid", "silu", "sin",
+    "softplus", "tanh",
 }  # fmt: skip
-_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1), "mv": (0, 1)}
+_SUMS = {"cumsum", "logsumexp", "mean", "sum", "var"}
+_SOFTMAXES = {"_log_softmax", "_softmax"}
+# Where their two factors stand among the arguments.
+_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}
 
 
-class _Rounding(_Wide):
+class _Rounding(Wide):
     """And every result is as far off as rounding to a unit roundoff of `u` may leave it."""
 
     def __init__(self, u: float, seed: int) -> None:
         super().__init__()
         self.u, self.draw = u, torch.Generator().manual_seed(seed)
 
-    def made(self, func: Any, args: Any, out: Tensor) -> Tensor:
+    def made(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> Tensor:
+        """The result, a little off."""
+        out: Tensor = outs[0]
         name = func._schema.name.removeprefix("aten::")
-        plain = name.removesuffix("_") if not name.startswith("_") else name
-        if not _floats(out) or (plain not in _ROUNDED and plain not in _PRODUCTS) or _counts(out):
+        plain = name if name.startswith("_") else name.removesuffix("_")
+        size = None if _counts(out) else _rounded(plain, func, args, kwargs, outs)
+        if size is None:
             return out
-        size = out.abs()
-        if plain in _PRODUCTS:
-            size = self._summed(func, plain, args)
         noise = (torch.rand(out.shape, generator=self.draw, dtype=torch.float64) * 2 - 1) * self.u * size
         noise = torch.where(out.abs() < _HUGE, noise, 0.0)
         return out.add_(noise) if plain != name else out + noise
 
-    def _summed(self, func: Any, name: str, args: Any) -> Tensor:
-        """sqrt(n) times the sum of the absolute values of the n products, which is what their sum is rounded by."""
-        at = _PRODUCTS[name]
-        absolute = [x.abs() if _floats(x) else x for x in args]
-        left, right = args[at[0]], args[at[1]]
+
+def _rounded(name: str, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> Tensor | None:
+    """What times u each element may be off by the operation itself; None where it rounds nothing."""
+    out: Tensor = outs[0]
+    if name in _ONCE or name in _TWICE:
+        return out.abs() * (1 if name in _ONCE else 2)
+    if name in _SOFTMAXES:  # an exponential, a sum, a quotient
+        return out.abs() * (4 + math.sqrt(out.shape[args[1]]))
+    if name == "native_layer_norm":  # of x (y, mean, 1 / deviation): where x is far from 0, so is the mean
+        weight = 1 if args[2] is None else args[2].abs()
+        return 4 * out.abs() + args[0].abs() * outs[2] * weight
+    absolute = [x.abs() if _floats(x) else x for x in args]
+    if name in _SUMS and name != "logsumexp":
+        return func(*absolute, **kwargs).abs() * math.sqrt(args[0].numel() / (1 if name == "cumsum" else out.numel()))
+    if name in _PRODUCTS:
+        left, right = (args[i] for i in _PRODUCTS[name])
         count = right[0].numel() if name == "convolution" else left.shape[-1]
-        return func(*absolute) * math.sqrt(count)
+        return func(*absolute, **kwargs) * math.sqrt(count)
+    return out.abs() if name in _SUMS else None

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import manyheads
+import rounding
 from manyheads.models import bounds, decode_form
 from manyheads.models.decode_form import KERNEL
 from manyheads.models.door import opened
 from manyheads.models.door_call import EVERYTHING, Call
 from manyheads.models.door_forms import FORMS, pick
 from manyheads.models.handed import Packed
-from manyheads.ops import masks, softmax
+from manyheads.ops import masks
 from manyheads.ops.answer import Yes
 from manyheads.ops.bias import Alibi, alibi_slopes
 from tiny_transformers import build, inputs
@@ -36,12 +37,8 @@ def call(
     return Call(nn.Identity(), "", -1, q, k, v, size**-0.5, **how)
 
 
-def reference(asked: Call) -> torch.Tensor:
-    wide = {
-        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for name, x in asked.options.items()
-    }
-    return softmax.attention(asked.q.double(), asked.k.double(), asked.v.double(), **wide)
+def exact(asked: Call) -> rounding.Exact:
+    return rounding.attention(asked.q, asked.k, asked.v, **asked.options)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +59,10 @@ def reference(asked: Call) -> torch.Tensor:
 @pytest.mark.parametrize("queries", [1, 5])
 def test_every_way_to_say_who_sees_whom(visible: Any, queries: int) -> None:
     asked = call(t=queries, visible=visible)
-    assert torch.allclose(KERNEL(asked).double(), reference(asked), atol=2e-6)
+    assert exact(asked).holds(KERNEL(asked))
     if visible is not None:
         mask = masks.materialise(visible, batch=2, heads=4, queries=queries, keys=50)
-        assert torch.allclose(KERNEL(replace(asked, visible=mask)).double(), reference(asked), atol=2e-6)
+        assert exact(asked).holds(KERNEL(replace(asked, visible=mask)))
 
 
 @settings(max_examples=100)
@@ -122,7 +119,7 @@ def test_a_mask_marked_as_showing_everything_is_not_read(monkeypatch: pytest.Mon
 def test_all_that_acts_on_logits(how: dict[str, Any]) -> None:
     asked = call(t=2, **how)
     assert KERNEL.supports(asked)
-    assert torch.allclose(KERNEL(asked).double(), reference(asked), atol=2e-6)
+    assert exact(asked).holds(KERNEL(asked))
 
 
 def test_a_packed_cache_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +132,7 @@ def test_a_packed_cache_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> N
     wide = replace(asked, k=packed[0].widened(), v=packed[1].widened())
     monkeypatch.setattr(Packed, "widened", lambda _: pytest.fail("it was widened"))
     found = KERNEL(replace(asked, k=packed[0], v=packed[1]))
-    assert torch.allclose(found.double(), reference(wide), atol=2e-6)
+    assert exact(wide).holds(found)
     assert pick(replace(asked, k=packed[0], v=packed[1])).name == "kernel"
 
 
@@ -165,16 +162,15 @@ def test_gradients_double_and_odd_strides_go_elsewhere() -> None:
     turned = replace(asked, k=asked.k.mT.contiguous().mT)
     assert "side by side" in pick(turned).reason
     for each in (double, turned):
-        assert torch.allclose(FORMS["auto"](each).double(), reference(each), atol=1e-5)
+        assert exact(each).holds(FORMS["auto"](each))
 
 
 def test_asked_for_by_name_it_computes_what_it_can_and_leaves_the_rest() -> None:
     model, batch = build("llama", head_dim=64), inputs("llama")
-    with torch.no_grad():
-        expected = model(**batch)[0]
-        with opened(model, implementation="kernel") as door:
-            assert torch.allclose(model(**batch)[0], expected, atol=1e-5)
-            assert {how.name for how in door.taken.values()} == {"kernel"}
+    with torch.no_grad(), opened(model, implementation="kernel") as door:
+        found = model(**batch)[0]
+    assert rounding.model(model, batch).holds(found)
+    assert {how.name for how in door.taken.values()} == {"kernel"}
     with opened(model, implementation="kernel") as door:
         model(**batch)[0].sum().backward()
         assert {how.name for how in door.taken.values()} == {"sdpa"}
@@ -189,7 +185,7 @@ def test_nan_and_infinity_as_in_the_reference() -> None:
     for value in (float("nan"), float("inf")):
         asked = call(s=80)
         asked.v[0, 1, 33, 5] = value
-        found, expected = KERNEL(asked), reference(asked)
+        found, expected = KERNEL(asked), exact(asked).value
         assert torch.equal(torch.isnan(found), torch.isnan(expected))
         assert torch.equal(torch.isinf(found), torch.isinf(expected))
 
@@ -210,7 +206,7 @@ def test_one_graph(visible: str | None, monkeypatch: pytest.MonkeyPatch) -> None
     torch._dynamo.reset()
     step = torch.compile(lambda q, k, v: FORMS["auto"](replace_qkv(asked, q, k, v)), fullgraph=True, backend=backend)
     with torch.no_grad():
-        assert torch.allclose(step(asked.q, asked.k, asked.v).double(), reference(asked), atol=2e-6)
+        assert exact(asked).holds(step(asked.q, asked.k, asked.v))
     assert any("manyheads.decode" in name for name in counted[0])
 
 
@@ -226,8 +222,7 @@ def test_a_model_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         model.set_attn_implementation("manyheads")
         torch._dynamo.reset()
         with torch.no_grad():
-            expected = model(ids, use_cache=False)[0]
             found = torch.compile(model, fullgraph=True, backend="aot_eager")(ids, use_cache=False)[0]
-        assert torch.allclose(found, expected, atol=1e-5)
+        assert rounding.model(model, {"input_ids": ids}, use_cache=False).holds(found)
     finally:
         manyheads.disable()

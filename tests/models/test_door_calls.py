@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 import torch
 from transformers.masking_utils import causal_mask_function
 
+import rounding
 from manyheads.errors import BackendError
 from manyheads.models.door import Call, opened
 from manyheads.models.door_call import read_call
@@ -95,16 +96,16 @@ def test_sinks_are_one_a_head(name: str) -> None:
 def test_softcap_and_sinks_are_exact_where_sdpa_raises_or_drops_them(name: str) -> None:
     """Cases O54 and conformance 3: transformers' own SDPA function raises on the one and ignores the other."""
     model, batch = build(name), inputs(name)
-    before, calls = logits(model, batch), []
+    exact, calls = rounding.model(model, batch), []
     with opened(model, observers=[lambda call, out: calls.append(call)]):
         after = logits(model, batch)
-    assert torch.allclose(after, before, rtol=0, atol=1e-5)
+    assert exact.holds(after)
     assert all((call.softcap if name == "gemma2" else call.sinks) is not None for call in calls)
     gone: Form = lambda call: softmax.attention(  # noqa: E731
         call.q, call.k, call.v, **{**call.options, "softcap": None, "sinks": None}
     )  # type: ignore[return-value, assignment]
     with opened(model, implementation=gone):
-        assert not torch.allclose(logits(model, batch), before, rtol=0, atol=1e-3)
+        assert exact.told(logits(model, batch))
 
 
 # What stands in the place of the mask.
@@ -228,33 +229,35 @@ def test_looking_changes_nothing() -> None:
     assert (call.q.shape, call.k.shape, out.shape) == ((2, 6, 11, 10), (2, 2, 11, 10), (2, 6, 11, 10))
     assert (call.scale, call.softcap) == (pytest.approx(144**-0.5), model.config.attn_logit_softcapping)
     mixed = call.weights() @ call.v.repeat_interleave(3, dim=1)
-    assert torch.allclose(mixed, out, atol=1e-5)
+    exact = rounding.attention(call.q, call.k, call.v, **call.options)
+    assert exact.holds(mixed)
+    assert exact.holds(out)
 
 
 def test_weights_are_what_eager_returns() -> None:
     for name in ("qwen3", "gpt_oss", "bert"):
         model, batch = build(name), inputs(name)
         calls: list[torch.Tensor] = []
-        with torch.no_grad():
-            theirs = model(**batch, output_attentions=True).attentions
-            with opened(model, observers=[lambda call, out, seen=calls: seen.append(call.weights())]):
-                model(**batch)
-        for ours, eager in zip(calls, theirs, strict=True):
-            assert torch.allclose(ours, eager, atol=1e-5)
+        theirs = rounding.model(model, batch, output_attentions=True, pick=lambda out: torch.stack(out.attentions))
+        with torch.no_grad(), opened(model, observers=[lambda call, out, seen=calls: seen.append(call.weights())]):
+            model(**batch)
+        assert theirs.holds(torch.stack(calls))
 
 
 def test_attentions_that_are_asked_for_are_given_and_never_none() -> None:
     """Case O20: transformers records what the function returns, which is None under its SDPA."""
-    for name in ("llama", "bert", "t5"):
+    of_pairs = ("encoder_attentions", "decoder_attentions", "cross_attentions")
+    for name, keys in (("llama", ("attentions",)), ("bert", ("attentions",)), ("t5", of_pairs)):
         model, batch = build(name), inputs(name)
-        with torch.no_grad():
-            theirs = model(**batch, output_attentions=True)
-            with opened(model):
-                ours = model(**batch, output_attentions=True)
-        for key in [key for key in theirs if "attentions" in key]:
-            assert len(ours[key]) == len(theirs[key])
-            for a, b in zip(ours[key], theirs[key], strict=True):
-                assert torch.allclose(a, b, atol=1e-5)
+        theirs = {
+            key: rounding.model(model, batch, output_attentions=True, pick=lambda out, key=key: torch.stack(out[key]))
+            for key in keys
+        }
+        with torch.no_grad(), opened(model):
+            ours = model(**batch, output_attentions=True)
+        assert {key for key in ours if "attentions" in key and ours[key]} == set(keys)  # of bert, no cross-attentions
+        for key in keys:
+            assert theirs[key].holds(torch.stack(ours[key]))
 
 
 def test_a_gate_acts_on_heads_before_they_are_mixed() -> None:
@@ -265,7 +268,7 @@ def test_a_gate_acts_on_heads_before_they_are_mixed() -> None:
     with opened(model, gates=[lambda call, out: out * keep.view(1, -1, 1, 1) if call.layer == 1 else out]):
         gated = logits(model, batch)
     model.model.layers[1].self_attn.o_proj.weight.data[:, 40:50] = 0
-    assert torch.allclose(logits(model, batch), gated, atol=1e-5)
+    assert rounding.model(model, batch).holds(gated)
 
 
 def test_gates_of_nested_doors_multiply_and_observers_see_their_own_doors_result() -> None:

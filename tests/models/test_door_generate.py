@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 import torch
 from transformers import DynamicCache, StaticCache
 
+import rounding
 from manyheads.models.door import Call, opened
 from tiny_transformers import CASES, build, inputs, logits
 
@@ -62,7 +63,7 @@ def test_a_static_cache(name: str) -> None:
 def test_sinks_and_windows_agree_in_full_chunked_and_cached(name: str, kind: str) -> None:
     """Case O54: whole, in one chunk after another, token by token; with caches that drop old tokens and that keep all."""
     model, ids = build(name), inputs(name, tokens=16)["input_ids"]
-    expected = logits(model, {"input_ids": ids})
+    exact = rounding.model(model, {"input_ids": ids})
     for steps in ([16], [5, 1, 7, 3], [1] * 16):
         cache: Any = (
             StaticCache(model.config, max_cache_len=20) if kind == "static"
@@ -73,7 +74,7 @@ def test_sinks_and_windows_agree_in_full_chunked_and_cached(name: str, kind: str
             for step in steps:
                 got.append(logits(model, {"input_ids": ids[:, at : at + step]}, cache=cache, use_cache=True))
                 at += step
-        assert torch.allclose(torch.cat(got, 1), expected, rtol=0, atol=1e-5), steps
+        assert exact.holds(torch.cat(got, 1)), steps
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gpt_neox", "gpt_oss", "gemma2", "opt"])
@@ -86,12 +87,12 @@ def test_a_left_padded_batch_equals_solo_runs(name: str, implementation: str) ->
     ids = torch.cat([torch.nn.functional.pad(short, (4, 0)), long])
     mask = (torch.arange(7) >= torch.tensor([[4], [0]])).long()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    alone = [logits(model, {"input_ids": one}) for one in (short, long)]
+    alone = [rounding.model(model, {"input_ids": one}) for one in (short, long)]
     calls: list[tuple[Call, torch.Tensor]] = []
     with opened(model, implementation=implementation, observers=[lambda call, out: calls.append((call, out))]):
         batch = logits(model, {"input_ids": ids, "attention_mask": mask, "position_ids": positions})
-    assert torch.allclose(batch[:1, 4:], alone[0], atol=1e-5)
-    assert torch.allclose(batch[1:], alone[1], atol=1e-5)
+    assert alone[0].holds(batch[:1, 4:])
+    assert alone[1].holds(batch[1:])
     for call, out in calls:
         assert out[0, :, :4].abs().max() == 0  # padding sees nothing: zeros, not an average of the padding
         assert call.weights()[0, :, :, :4].max() == 0
@@ -120,12 +121,14 @@ def test_padding_of_an_encoder_and_of_what_cross_attention_reads() -> None:
     for name in ("bert", "t5", "bart", "modernbert"):
         model, batch = build(name), inputs(name)
         batch["attention_mask"] = (torch.arange(11) < torch.tensor([[11], [6]])).long()
-        before = logits(model, batch)
-        with opened(model):
-            after = logits(model, batch)
         kept = slice(None) if "decoder_input_ids" in batch else slice(0, 6)
-        assert torch.allclose(after[0], before[0], atol=1e-5), name
-        assert torch.allclose(after[1, kept], before[1, kept], atol=1e-5), name
+
+        def seen(out: Any, kept: slice = kept) -> torch.Tensor:
+            return torch.cat((out[0][0], out[0][1, kept]))
+
+        exact = rounding.model(model, batch, pick=seen)
+        with torch.no_grad(), opened(model):
+            assert exact.holds(seen(model(**batch))), name
 
 
 def test_a_decoder_used_in_both_directions() -> None:
@@ -133,10 +136,10 @@ def test_a_decoder_used_in_both_directions() -> None:
     model, batch = build("llama", attention="eager"), inputs("llama")
     causal = logits(model, batch)
     model.config.is_causal = False
-    both = logits(model, batch)
-    assert not torch.allclose(both, causal, atol=1e-3)
+    both = rounding.model(model, batch)
+    assert both.told(causal)
     with opened(model):
-        assert torch.allclose(logits(model, batch), both, atol=1e-5)
+        assert both.holds(logits(model, batch))
 
 
 def test_packed_sequences_do_not_see_each_other() -> None:
@@ -144,8 +147,8 @@ def test_packed_sequences_do_not_see_each_other() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
     with opened(model):
         packed = logits(model, {"input_ids": ids, "position_ids": positions}, use_cache=False)
-    assert torch.allclose(packed[:, :4], logits(model, {"input_ids": ids[:, :4]}), atol=1e-5)
-    assert torch.allclose(packed[:, 4:], logits(model, {"input_ids": ids[:, 4:]}), atol=1e-5)
+    assert rounding.model(model, {"input_ids": ids[:, :4]}).holds(packed[:, :4])
+    assert rounding.model(model, {"input_ids": ids[:, 4:]}).holds(packed[:, 4:])
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
