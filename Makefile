@@ -6,6 +6,8 @@ VENV   ?= .venv
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 PYTEST ?=
+# Processes that run tests: one for each core. None, to see a test's output as it comes: make test WORKERS=0
+WORKERS ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -22,7 +24,7 @@ test: $(VENV)/.demo $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check $(SOURCES)

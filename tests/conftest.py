@@ -28,6 +28,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("manyheads")
 
+# Where pytest runs a process for each core, a second thread in each would wait for the others and not for work.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
