@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import struct
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from manyheads.checkpoints.gguf_layouts import gguf_layout
 from manyheads.checkpoints.gguf_model import ARCHITECTURES
 from manyheads.checkpoints.layout import expected_tensors
 from manyheads.errors import CheckpointError
-from manyheads.spec import Latent, Rope, YarnScaling, count, weights
+from manyheads.spec import Latent, Rope, YarnScaling, count, parse_stack, weights
 
 TINY = json.loads((Path(__file__).parent / "fixtures" / "tiny_models.json").read_text())["decoders"]
 
@@ -148,8 +149,6 @@ def test_every_architecture_reads_its_own_file(architecture: str, tmp_path: Path
     settings = settings_of(name)
     model = read_config({"model_type": TINY[name]["model_type"], **settings})
     names = {"blk.0.attn_qkv.weight"} if architecture in ("phi3", "gpt2", "gptneox", "falcon", "bloom") else set()
-    from dataclasses import replace
-
     family = replace(named(model.family), layout=gguf_layout(architecture, names))
     tensors = {key: item.shape for key, item in expected_tensors(family, model.stack).items()}
     metadata = metadata_of(architecture, settings)
@@ -204,14 +203,19 @@ def test_newer_latent_files_hold_the_absorbed_halves(tmp_path: Path) -> None:
 
 def test_llama_rows_are_stored_in_pairs() -> None:
     """The permutation that was found on SmolLM2's real file: stored rows become Hugging Face's so."""
-    torch, einops = pytest.importorskip("torch"), pytest.importorskip("einops")
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("einops")
+    from manyheads.models.store_patterns import put_together, take_apart
+
     heads, width, d_model = 3, 8, 5
     stored = torch.randn(heads * width, d_model)
-    theirs = stored.view(heads, width // 2, 2, d_model).transpose(1, 2).reshape(heads * width, d_model)
-    row = next(s for s in gguf_layout("llama", ()) if s.name.endswith("attn_q.weight"))
-    left, right = row.parts[0][1].split(" -> ")
-    ours = einops.rearrange(stored, f"{right} -> {left}", h=heads, two=2)
-    assert torch.equal(einops.rearrange(ours, "h q m -> (h q) m"), theirs)
+    theirs = stored.view(heads, width // 2, 2, d_model).transpose(1, 2).reshape(heads, width, d_model)
+    family = replace(named("llama"), layout=gguf_layout("llama", ()), prefixes=())
+    stack = parse_stack("gqa(5, 3/1x8, rope=1e4) + mlp(6, gated); vocab=7")
+    item = expected_tensors(family, stack)["blk.0.attn_q.weight"]
+    found = take_apart(item, stored)
+    assert torch.equal(found["decoder.layers.0.self.q"], theirs)
+    assert torch.equal(put_together(item, found), stored)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +229,7 @@ def test_llama_rows_are_stored_in_pairs() -> None:
         ({"llama.embedding_length": 40}, "head"),
         ({"llama.attention.head_count": 0}, "num_attention_heads must lie in"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon' is NaN"),
+        ({"llama.rope.dimension_count_swa": 4}, "windowed layers turn 4 elements of a head"),
         ({"llama.ssm.state_size": 16}, "llama.ssm.state_size = 16 is not understood"),
         ({"llama.feed_forward_length": 60}, r"has shape \(52, 36\), the configuration predicts \(60, 36\)"),
     ],

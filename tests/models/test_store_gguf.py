@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from manyheads.checkpoints.gguf_header import GGUFHeader
 from manyheads.checkpoints.gguf_model import gguf_family
 from manyheads.checkpoints.tensors import TensorInfo
 from manyheads.errors import CheckpointError
+from manyheads.layer import Attention
 from manyheads.models.store import open_store, to_canonical, to_stored
 from tiny_transformers import build
 
@@ -149,6 +151,94 @@ def test_blocks_are_unpacked_when_they_are_asked_for(kind: str, tmp_path: Path) 
         q = "decoder.layers.1.self.q"
         assert 0 < float((store[q] - canonical[q]).abs().max()) < 0.2
         assert all(torch.equal(tensor, again[key]) for key, tensor in store.layer("decoder", 2).items())
+
+
+def attention_of_ggml(
+    x: torch.Tensor, weights: dict[str, torch.Tensor], heads: int, kv_heads: int, turned: int, *, pairs: bool
+) -> torch.Tensor:
+    """Causal attention (t, m) of the file's own matrices, in float64, the first `turned` elements of each head turned as ggml
+    turns them: pairs (2i, 2i + 1) ("norm"), or (i, i + turned/2) ("neox"); the rest passes.
+    """
+    angles = torch.arange(len(x))[:, None] * 10000.0 ** (-torch.arange(0, turned, 2).double() / turned)
+
+    def turn(head: torch.Tensor) -> torch.Tensor:
+        head, half = head.clone(), turned // 2
+        first, second = (slice(0, turned, 2), slice(1, turned, 2)) if pairs else (slice(half), slice(half, turned))
+        a, b = head[:, first].clone(), head[:, second].clone()
+        head[:, first], head[:, second] = a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()
+        return head
+
+    q, k, v = (
+        [x @ part.T for part in weights[name].double().chunk(count)]
+        for name, count in (("attn_q", heads), ("attn_k", kv_heads), ("attn_v", kv_heads))
+    )
+    mixed = []
+    for number in range(heads):
+        query, key = turn(q[number]), turn(k[number * kv_heads // heads])
+        scores = query @ key.T / query.shape[1] ** 0.5
+        scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)
+        mixed.append(scores.softmax(-1) @ v[number * kv_heads // heads])
+    return torch.cat(mixed, 1) @ weights["attn_output"].double().T
+
+
+@pytest.mark.parametrize("turned", [12, 6, 2])
+@pytest.mark.parametrize(("architecture", "pairs"), [("llama", True), ("granite", True), ("qwen2", False)])
+def test_heads_that_are_turned_in_part(architecture: str, pairs: bool, turned: int, tmp_path: Path) -> None:
+    """Rows of what is not turned lie as they are: un-permuted over the whole head, they were another head's."""
+    heads, kv_heads, width, d_model = 4, 2, 12, 20
+    draw = torch.Generator().manual_seed(0)
+    sizes = {
+        "token_embd": (9, d_model), "output": (9, d_model), "output_norm": (d_model,), "blk.0.attn_norm": (d_model,),
+        "blk.0.ffn_norm": (d_model,), "blk.0.attn_q": (heads * width, d_model), "blk.0.attn_k": (kv_heads * width, d_model),
+        "blk.0.attn_v": (kv_heads * width, d_model), "blk.0.attn_output": (d_model, heads * width),
+        "blk.0.ffn_gate": (8, d_model), "blk.0.ffn_up": (8, d_model), "blk.0.ffn_down": (d_model, 8),
+    }  # fmt: skip
+    if architecture == "qwen2":  # zeros, which the reference leaves out
+        sizes |= {f"blk.0.attn_{part}.bias": (sizes[f"blk.0.attn_{part}"][0],) for part in "qkv"}
+    tensors = {
+        name if name.endswith("bias") else f"{name}.weight":
+        torch.zeros(size) if name.endswith("bias") else torch.randn(size, generator=draw)
+        for name, size in sizes.items()
+    }  # fmt: skip
+    values = {
+        "block_count": 1, "context_length": 32, "embedding_length": d_model, "feed_forward_length": 8,
+        "attention.head_count": heads, "attention.head_count_kv": kv_heads, "attention.key_length": width,
+        "attention.value_length": width, "rope.dimension_count": turned, "attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
+    path = write(tmp_path / "part.gguf", architecture, values, tensors)
+    x = torch.randn(5, d_model, generator=draw, dtype=torch.float64)
+    own = {name.split(".")[2]: each for name, each in tensors.items() if ".attn_" in name and name.endswith("weight")}
+    wanted = attention_of_ggml(x, own, heads, kv_heads, turned, pairs=pairs)
+    with open_store(path) as store:
+        spec = store.stack.main.blocks[0].attention
+        assert spec is not None
+        layer = Attention(replace(spec, scale=width**-0.5), dtype=torch.float64)
+        layer.load({name: each.double() for name, each in store.attention("decoder", 0).items()})
+        again = to_stored(store.family, store.stack, store)
+    torch.testing.assert_close(layer(x[None])[0], wanted, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+
+
+def test_what_transformers_would_turn_whole_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader of GGUF leaves rope.dimension_count out for qwen2."""
+    from manyheads.checkpoints.locate import locate
+    from manyheads.models.load import load_model
+
+    monkeypatch.setenv("MANYHEADS_CACHE", str(tmp_path / "cache"))
+    path, model, _ = make("qwen2", tmp_path)
+    tensors = {t.name: torch.from_numpy(t.data.copy()) for t in gguf.GGUFReader(path).tensors}
+    values = metadata("qwen2", model.config) | {"vocab_size": model.config.vocab_size}
+    for turned, refused in ((values["attention.key_length"], False), (values["attention.key_length"] - 2, True)):
+        part = write(tmp_path / f"{turned}.gguf", "qwen2", {**values, "rope.dimension_count": turned}, tensors)
+        found, stack = locate(str(part)), open_model(part).stack
+        if not refused:
+            assert load_model(found, stack).model.config.model_type == "qwen2"
+            continue
+        for _ in range(2):  # the second time from the copy that is kept
+            with pytest.raises(
+                CheckpointError, match="4 of the 6 elements of a head are turned, and transformers turns"
+            ):
+                load_model(found, stack)
 
 
 def test_a_closed_or_broken_file(tmp_path: Path) -> None:

@@ -22,12 +22,14 @@ class Stored:
 
     name    name in the file; {i} is the layer, {x} the index along `each`
     parts   (canonical name, pattern) each. A pattern is einops': "(h q) m" rearranges the weight's own axes;
-            "(k g) q m -> k (g q) m" first splits them; "..." leaves the tensor as it is. `two` has length 2.
+            "(k g) q m -> k (g q) m" first splits them; "..." leaves the tensor as it is.
     axis    the parts, rearranged, are joined along this axis
     merge   then this axis and the next become one; -1 for none
     each    letter of a leading axis of which every index has a tensor of its own (one file tensor an expert)
     when    conditions, all of which must hold: a canonical weight that the layer must have, or "parallel", said of its
             block
+    pairs   of each head (axis q), the elements that rotary positions turn lie as (2i, 2i + 1) where the weight has them as
+            (i, i + dim/2); what is not turned lies as it is
     """
 
     name: str
@@ -36,6 +38,7 @@ class Stored:
     merge: int = -1
     each: str = ""
     when: str = ""
+    pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -7,13 +7,15 @@ gains, and turns the rows of Llama's queries and keys from halves into interleav
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from manyheads.checkpoints.family import Stored
 from manyheads.checkpoints.layouts import LAYER, linear, norm
 
 __all__ = ["gguf_layout"]
 
-# Architectures whose query and key rows are stored in pairs.
+# Architectures whose query and key rows are stored in the pairs that ggml's rotation of these turns, (2i, 2i + 1) of the
+# first rope.dimension_count elements of a head.
 _PAIRED = ("llama", "granite", "deepseek", "olmo")
 # Architectures that norm the outputs of the sub-layers under these names; in gpt-oss the same name is another norm.
 _OUTPUT_NORMS = ("gemma2", "gemma3", "olmo2")
@@ -38,10 +40,6 @@ def gguf_layout(architecture: str, names: Collection[str]) -> tuple[Stored, ...]
 
 
 def _attention(architecture: str, names: Collection[str]) -> tuple[Stored, ...]:
-    q, k = ("(h q) m", "(k q) m"), ("(h q)", "(k q)")
-    if architecture in _PAIRED:
-        q = ("h (two p) m -> (h p two) m", "k (two p) m -> (k p two) m")
-        k = ("h (two p) -> (h p two)", "k (two p) -> (k p two)")
     fused = (
         Stored(
             _BLOCK + "attn_qkv.weight",
@@ -52,10 +50,13 @@ def _attention(architecture: str, names: Collection[str]) -> tuple[Stored, ...]:
             ((LAYER + "self.q.bias", "(h q)"), (LAYER + "self.k.bias", "(k q)"), (LAYER + "self.v.bias", "(k v)")),
         ),
     )
+    turned = (
+        *linear(_BLOCK + "attn_q", LAYER + "self.q", "(h q) m", "(h q)"),
+        *linear(_BLOCK + "attn_k", LAYER + "self.k", "(k q) m", "(k q)"),
+    )
     return (
         *(fused if "blk.0.attn_qkv.weight" in names else ()),
-        *linear(_BLOCK + "attn_q", LAYER + "self.q", q[0], k[0]),
-        *linear(_BLOCK + "attn_k", LAYER + "self.k", q[1], k[1]),
+        *(replace(row, pairs=architecture in _PAIRED) for row in turned),
         *linear(_BLOCK + "attn_v", LAYER + "self.v", "(k v) m", "(k v)"),
         *linear(_BLOCK + "attn_output", LAYER + "self.o", "m (y v)", "m"),
         *_head_norms(architecture),

@@ -126,7 +126,7 @@ def gguf_to_config(header: GGUFHeader) -> dict[str, Any]:
         elif is_telltale(key.replace(".", "_")) and not is_inert(value) and key not in _UNDERSTOOD:
             config[f"{architecture}.{key}"] = value  # the reader of configurations refuses it by this name
     _shapes(config, names, where)
-    _rotation(config, own)
+    _rotation(config, own, where)
     own_function = _OWN.get(architecture)
     if own_function is not None:
         own_function(_File(config, own, names))
@@ -156,7 +156,7 @@ def _shapes(config: dict[str, Any], names: Mapping[str, tuple[int, ...]], where:
         config[key] = "blk.0.attn_q_norm.weight" in names
 
 
-def _rotation(config: dict[str, Any], own: Mapping[str, object]) -> None:
+def _rotation(config: dict[str, Any], own: Mapping[str, object], where: str) -> None:
     """Rotary width and scaling; the table that llama3 and longrope scale by is a tensor, and not in the header."""
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if config.get("head_dim") is None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
@@ -164,6 +164,12 @@ def _rotation(config: dict[str, Any], own: Mapping[str, object]) -> None:
         if width % heads == 0:
             config["head_dim"] = width // heads
     rotary = own.get("rope.dimension_count")
+    windowed = own.get("rope.dimension_count_swa", rotary)
+    if windowed != rotary:
+        raise CheckpointError(
+            f"{where}: windowed layers turn {shown(windowed)} elements of a head (rope.dimension_count_swa), the others "
+            f"{shown(rotary)}: that they differ is not described"
+        )
     if isinstance(rotary, int) and rotary != config.get("head_dim"):
         config["rotary_dim"] = rotary
     kind = own.get("rope.scaling.type")

@@ -13,18 +13,18 @@ from math import prod
 from manyheads.checkpoints.family import Family, Stored
 from manyheads.errors import CheckpointError
 from manyheads.spec.inventory import Weight, weights
+from manyheads.spec.positions import Rope
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["Expected", "arrange", "expected_tensors", "groups"]
-
-_CONSTANTS = {"two": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """One tensor that a file must hold: its shape, the canonical weights in it, the table's row that says how.
 
-    `sizes` has every axis length that the patterns of the row need; `index` is the position along `stored.each`.
+    `sizes` has every axis length that the patterns of the row need; `index` is the position along `stored.each`; `turned`
+    counts the elements of each head that `stored.pairs` speaks of.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Expected:
     stored: Stored
     sizes: Mapping[str, int]
     index: int = -1
+    turned: int = 0
 
     @property
     def elements(self) -> int:
@@ -67,7 +68,8 @@ def expected_tensors(family: Family, model: StackSpec, *, most: int = 0) -> dict
                 continue
             left.difference_update(wanted)
             parts = tuple(inventory[name] for name in wanted)
-            for item in _spread(stored, parts, layer, around.get(_module(wanted[0]), {})):
+            turned = _turned(stored, layer, model) if stored.pairs else 0
+            for item in _spread(stored, parts, layer, around.get(_module(wanted[0]), {}), turned):
                 found[item.name] = item
     if left:
         first = min(left)
@@ -109,15 +111,26 @@ def _applies(stored: Stored, layer: int, inventory: Mapping[str, Weight], model:
     return True
 
 
-def _spread(stored: Stored, parts: tuple[Weight, ...], layer: int, around: Mapping[str, int]) -> Iterator[Expected]:
+def _turned(stored: Stored, layer: int, model: StackSpec) -> int:
+    """The elements of a head that are turned as halves in the layer whose self-attention `stored` belongs to."""
+    role = stored.parts[0][0].partition(".")[0]
+    stack = next(stack for stack in model.stacks if stack.role == role)
+    attention = stack.blocks[layer].attention
+    rope = None if attention is None else attention.positions
+    return rope.dim if isinstance(rope, Rope) and rope.layout == "halves" else 0
+
+
+def _spread(
+    stored: Stored, parts: tuple[Weight, ...], layer: int, around: Mapping[str, int], turned: int
+) -> Iterator[Expected]:
     sizes = {**around, **{axis: length for part in parts for axis, length in part.sizes.items()}}
     shape, sizes = arrange(stored, parts, sizes)
     name = stored.name.replace("{i}", str(layer))
     if not stored.each:
-        yield Expected(name, shape, parts, stored, sizes)
+        yield Expected(name, shape, parts, stored, sizes, turned=turned)
         return
     for index in range(parts[0].sizes[stored.each]):
-        yield Expected(name.replace("{x}", str(index)), shape, parts, stored, sizes, index)
+        yield Expected(name.replace("{x}", str(index)), shape, parts, stored, sizes, index, turned)
 
 
 def groups(side: str) -> list[list[str]]:
@@ -141,7 +154,7 @@ def arrange(
     stored: Stored, parts: tuple[Weight, ...], sizes: Mapping[str, int]
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """The shape of the stored tensor, and the lengths of all axes that its patterns name."""
-    known = {**_CONSTANTS, **sizes, "1": 1}
+    known = {**sizes, "1": 1}
     shapes = []
     for part, (_, pattern) in zip(parts, stored.parts, strict=True):
         axes = [axis for axis in part.axes.split() if axis != stored.each]

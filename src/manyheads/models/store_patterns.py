@@ -45,6 +45,8 @@ def put_together(item: Expected, canonical: Mapping[str, Tensor]) -> Tensor:
         if item.stored.parts[part][1] == _AS_IT_IS:
             pieces.append(own)
             continue
+        if item.turned:
+            own = _reordered(item, part, own, _to_pairs(item.turned))
         left, right = _sides(item, part)
         pieces.append(rearrange(own, f"{left} -> {right}", **_sizes(item, left)))
     if len({piece.dtype for piece in pieces}) > 1:
@@ -74,7 +76,25 @@ def from_rows(item: Expected, name: str, rows: Tensor) -> Tensor:
 
 def _back(item: Expected, part: int, piece: Tensor) -> Tensor:
     left, right = _sides(item, part)
-    return rearrange(piece, f"{right} -> {left}", **_sizes(item, right))
+    made = rearrange(piece, f"{right} -> {left}", **_sizes(item, right))
+    return _reordered(item, part, made, _from_pairs(item.turned)) if item.turned else made
+
+
+def _from_pairs(turned: int) -> list[int]:
+    """Where each element of two halves lies among pairs."""
+    return [*range(0, turned, 2), *range(1, turned, 2)]
+
+
+def _to_pairs(turned: int) -> list[int]:
+    """Where each element of pairs lies among two halves."""
+    return [place for pair in zip(range(turned // 2), range(turned // 2, turned), strict=True) for place in pair]
+
+
+def _reordered(item: Expected, part: int, weight: Tensor, order: list[int]) -> Tensor:
+    """`weight` with the first elements of each head in another order."""
+    axis = [axis for axis in item.parts[part].axes.split() if axis != item.stored.each].index("q")
+    rest = range(len(order), weight.shape[axis])
+    return weight.index_select(axis, torch.tensor([*order, *rest], device=weight.device))
 
 
 def _sides(item: Expected, part: int) -> tuple[str, str]:
