@@ -115,7 +115,7 @@ CALLS: dict[str, Callable[[Shape, _Draw], dict[str, object]]] = {
     "nothing": lambda n, draw: {"visible": ~masks.everything()},
     "bias": lambda n, draw: {"bias": draw.normal(n.b, n.h, n.t, n.s)},
     "bias a head": lambda n, draw: {"bias": draw.normal(n.h, 1, n.s), "visible": masks.causal()},
-    "bias a row": lambda n, draw: {"bias": draw.normal(n.t, 1)},
+    "bias a row": lambda n, draw: {"bias": draw.normal(n.t, 1).expand(n.t, n.s)},
     "bias with -inf": lambda n, draw: {
         "bias": draw.normal(n.b, n.h, n.t, n.s).masked_fill(~_holes(n, draw), -torch.inf)
     },

@@ -177,7 +177,8 @@ def test_what_is_not_supported_has_a_reason(change, reason):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"bias": torch.zeros(3, 1, 1, 20)}, "does not broadcast"),
+        ({"bias": torch.zeros(3, 1, 1, 20)}, "does not fit"),
+        ({"bias": torch.zeros(1, 4, 1, 1)}, "bias (1, 4, 1, 1) does not fit"),
         ({"sinks": torch.zeros(2)}, "one floating logit a query head, (4,)"),
         ({"slopes": torch.zeros(5)}, "one floating number a query head, (4,)"),
         ({"slopes": torch.zeros(4)}, "slopes need the positions"),

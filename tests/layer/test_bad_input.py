@@ -63,7 +63,7 @@ def full_memory() -> object:
         bad("mha", r"found \(2, 2, 5, 5\)", visible=YES.expand(2, 2, 5, 5)),
         bad("mha", r"found \(5,\)", visible=YES[0]),
         bad("mha", r"visible \(1, 1, 5, 6\) does not fit \(batch, heads, queries, keys\) \(2, 3, 5, 5\)", visible=YES.new_ones(5, 6)),
-        bad("mha", r"padding has shape \(2, 6\), which does not fit \(2, 5\)", visible=masks.padding(YES.new_ones(2, 6))),
+        bad("mha", r"padding \(2, 6\) does not fit \(batch, keys\) \(2, 5\)", visible=masks.padding(YES.new_ones(2, 6))),
         bad("mha", "must be a predicate of manyheads.ops.masks or booleans", visible=[[True]]),
         bad("linear", "can only leave tokens out: visible must be masks.padding", visible=YES),
         bad("linear", r"padding must be \(batch, tokens so far\) \(2, 5\), found \(2, 6\)", visible=masks.padding(YES.new_ones(2, 6))),
@@ -90,6 +90,25 @@ def test_refused(name: str, inputs: tuple, options: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         layer(name)(*inputs, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["growing", "static", "rolling", "int8"])
+def test_one_column_over_a_longer_cache_is_refused(kind: str) -> None:
+    """It speaks of the newest token alone, and would hide what was padded before from nobody."""
+    one = torch.ones(2, 1, dtype=torch.bool)
+    for masked, message in (
+        ({"visible": masks.padding(one)}, r"padding \(2, 1\) does not fit \(batch, keys\) \(2, 6\); valid:"),
+        ({"visible": masks.causal() & masks.padding(one)}, r"padding \(2, 1\) does not fit"),
+        ({"visible": one[:, None, None]}, r"visible \(2, 1, 1, 1\) does not fit .* \(2, 6, 1, 6\); valid:"),
+        ({"visible": one[:1]}, r"visible \(1, 1, 1, 1\) does not fit"),
+        ({"bias": torch.zeros(1, 1, dtype=F)}, r"bias \(1, 1\) does not fit .* \(2, 6, 1, 6\); valid:"),
+    ):
+        cache = cached(kind, SPECS["window"], 2)
+        made, x = layer("window"), tokens(2, 6)
+        made(x[:, :5], cache=cache)
+        with pytest.raises(SpecError, match=message):
+            made(x[:, 5:], cache=cache, **masked)
+        assert cache.length == 5
 
 
 def test_a_layer_that_borrows_must_be_lent_to() -> None:

@@ -11,10 +11,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import causal_mask_function
 
+import manyheads
 import rounding
-from manyheads.errors import BackendError
+from manyheads.errors import BackendError, SpecError
 from manyheads.models.door import Call, opened
 from manyheads.models.door_call import read_call
 from manyheads.models.door_forms import FORMS, Form
@@ -172,6 +174,36 @@ def test_a_mask_of_floats_forbids_by_the_least_number_and_adds_the_rest() -> Non
 def test_other_masks_are_refused(mask: Any, found: str) -> None:
     with pytest.raises(BackendError, match=found):
         read(mask)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_column_is_never_all_keys(form: str) -> None:
+    """Neither of a mask of booleans nor of floats, whatever computes the call."""
+    for mask in (torch.ones(2, 1, 1, 1, dtype=torch.bool), torch.zeros(2, 1, 1, 1, dtype=torch.float32)):
+        call = read_call(module(is_causal=True), *(x.float() for x in tensors(1, 7)), mask, {})
+        with pytest.raises(
+            SpecError, match=r"visible \(2, 1, 1, 1\) does not fit .* \(2, 6, 1, 7\); valid: these sizes"
+        ):
+            FORMS[form](call)
+
+
+@pytest.mark.parametrize("kind", ["ours", "dynamic", "static"])
+def test_padding_that_leaves_out_what_is_cached_is_refused(kind: str) -> None:
+    """Two rows, the first padded by 2, and then a mask of the newest column or the two newest ones."""
+    model, ids = build("llama"), inputs("llama", tokens=6)["input_ids"]
+    padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    with opened(model), torch.no_grad():
+        caches: dict[str, Any] = {
+            "ours": lambda: manyheads.cache(model), "dynamic": lambda: DynamicCache(config=model.config),
+            "static": lambda: StaticCache(config=model.config, max_cache_len=8),
+        }  # fmt: skip
+        for few in (1, 2):
+            cache = caches[kind]()
+            model(ids[:, :5], attention_mask=padding[:, :5], cache=cache, use_cache=True)
+            with pytest.raises(
+                BackendError, match=rf"attention_mask \(2, {few}\) speaks of {few} tokens, .* there are 6"
+            ):
+                model(ids[:, 5:], attention_mask=padding[:, -few:], cache=cache, use_cache=True)
 
 
 def made(**arguments: Any) -> torch.Tensor | None:

@@ -122,6 +122,10 @@ def test_refusals() -> None:
         (lambda: classic.concat(q, k, w=w, w_score=w[0]), r"\(7, 11\)"),
         (lambda: classic.additive(q, k, w_q=w, w_k=w, w_score=w[0]), r"w_q must be \(7, 5\)"),
         (lambda: classic.dot(q, q, visible=torch.ones(T, T)), "True = may attend"),
+        (
+            lambda: classic.dot(q, q, visible=torch.ones(2, T, 1, dtype=torch.bool)),
+            r"visible \(2, 3, 1\) does not fit \(batch, queries, keys\) \(2, 3, 3\)",
+        ),
     ):
         with pytest.raises(SpecError, match=words):
             call()

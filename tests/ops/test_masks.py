@@ -115,7 +115,7 @@ def test_dense_counts_rows_from_the_first_query_whatever_the_offset() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(5,), (3, 5), (1, 5), (2, 3, 5), (2, 1, 1), (4, 1, 3, 5), (4, 2, 3, 5), (1, 1, 1, 1)]
+    "shape", [(5,), (3, 5), (1, 5), (2, 3, 5), (2, 1, 5), (4, 1, 3, 5), (4, 2, 3, 5), (1, 1, 1, 5)]
 )
 def test_called_with_positions_and_asked_for_a_tile_are_the_same(shape: tuple[int, ...]) -> None:
     mask = torch.rand(shape) < 0.5

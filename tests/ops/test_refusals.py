@@ -30,12 +30,27 @@ CALLS = {
     "O09 a float mask": ((Q, K, V), {"visible": torch.ones(5, 7)}, "True = may attend"),
     "mask shape": ((Q, K, V), {"visible": torch.ones(5, 6, dtype=torch.bool)}, "(1, 1, 5, 6)"),
     "O10 a mask a sequence without its head axis": (
-        (Q, K, V), {"visible": torch.ones(2, 5, 7, dtype=torch.bool)}, "does not fit (2, 4, 5, 7)"),
+        (Q, K, V), {"visible": torch.ones(2, 5, 7, dtype=torch.bool)},
+        "does not fit (batch, heads, queries, keys) (2, 4, 5, 7)"),
     "padding": ((Q, K, V), {"visible": masks.padding(torch.ones(2, 6, dtype=torch.bool))}, "(2, 6)"),
+    "one column of padding": (
+        (Q, K, V), {"visible": masks.padding(torch.ones(2, 1, dtype=torch.bool))},
+        "padding (2, 1) does not fit (batch, keys) (2, 7); valid: these sizes, or 1 for any of them but the keys"),
+    "one column of a mask": (
+        (Q, K, V), {"visible": torch.ones(2, 1, 5, 1, dtype=torch.bool)},
+        "visible (2, 1, 5, 1) does not fit (batch, heads, queries, keys) (2, 4, 5, 7); valid: these sizes, or 1"),
+    "one column within a mask": (
+        (Q, K, V), {"visible": masks.causal() & masks.padding(torch.ones(1, 1, dtype=torch.bool))}, "padding (1, 1)"),
+    "one column over many tiles": (
+        (Q, *torch.randn(2, 2, 2, 600, 8)), {"visible": masks.padding(torch.ones(2, 1, dtype=torch.bool)), "softcap": 5.0},
+        "(batch, keys) (2, 600)"),
+    "one column of a bias": (
+        (Q, K, V), {"bias": torch.zeros(5, 1)}, "bias (5, 1) does not fit (batch, heads, queries, keys) (2, 4, 5, 7)"),
+    "a bias that is a number": ((Q, K, V), {"bias": torch.tensor(1.0)}, "bias () does not fit"),
     "lengths": ((Q, K, V), {"visible": masks.lengths(torch.tensor([1, 2, 3]))}, "(3,)"),
     "masks a head": ((Q, K, V), {"visible": masks.per_head(masks.causal())}, "1 masks"),
     "key positions": ((Q, K, V), {"visible": masks.placed(masks.causal(), torch.arange(6))}, "(6,)"),
-    "bias shape": ((Q, K, V), {"bias": torch.zeros(2, 5, 7)}, "(2, 5, 7) does not broadcast"),
+    "bias shape": ((Q, K, V), {"bias": torch.zeros(2, 5, 7)}, "(2, 5, 7) does not fit"),
     "bias of booleans": ((Q, K, V), {"bias": torch.ones(5, 7, dtype=torch.bool)}, "goes in visible"),
     "alibi": ((Q, K, V), {"bias": bias.Alibi(bias.alibi_slopes(3))}, "(4,); found torch.float64 (3,)"),
     "softcap": ((Q, K, V), {"softcap": 0.0}, "above 0"),

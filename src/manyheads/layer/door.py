@@ -15,7 +15,7 @@ from manyheads.layer.caches.base import described, part_shapes
 from manyheads.layer.core import BACKENDS
 from manyheads.layer.latent import FORMS as LATENT_FORMS
 from manyheads.layer.state import FORMS as STATE_FORMS
-from manyheads.ops.arguments import check_axes, check_dropout
+from manyheads.ops.arguments import check_axes, check_dropout, check_shape
 from manyheads.ops.predicates import Padding, Visible
 from manyheads.spec import AttentionSpec, Borrowed, Cross, Latent, NoPositions, RelativeBuckets, State, to_text
 
@@ -228,10 +228,8 @@ def check_keys(spec: AttentionSpec, call: Call) -> None:
     for name, tensor in (("visible", call.visible), ("bias", call.bias)):
         if isinstance(tensor, Tensor):
             room = getattr(cache, "capacity", keys)
-            wanted = (batch, spec.num_heads, count, room if tensor.shape[-1] == room else keys)
-            sizes = zip(reversed(tensor.shape), reversed(wanted), strict=False)
-            if any(size not in (1, need) for size, need in sizes):
-                raise SpecError(f"{name} {tuple(tensor.shape)} does not fit (batch, heads, queries, keys) {wanted}")
+            columns = room if tensor.shape[-1] == room else keys
+            check_shape(name, tensor, batch=batch, heads=spec.num_heads, queries=count, keys=columns)
     if isinstance(call.visible, Visible):
         kept = call.visible.keep.shape[1] if isinstance(call.visible, Padding) else keys
         room = kept if kept == getattr(cache, "capacity", None) else keys

@@ -189,12 +189,12 @@ def _columns(kept: Kept) -> Tensor | None:
 def _along(tensor: Tensor, kept: Kept, columns: Tensor | None, *, fill: float | bool) -> Tensor:
     """The last axis of a mask or a bias, which counts tokens, turned to columns; what a static cache lacks is filled."""
     length = tensor.shape[-1]
-    if length == 1:
-        return tensor
     if columns is not None:
         if length != kept.tokens:
             raise SpecError(f"a mask or bias over {length} keys does not fit the {kept.tokens} tokens so far")
         return tensor[..., columns]
     if isinstance(kept.tokens, Tensor) and length < kept.keys.shape[2]:
+        if torch.compiler.is_compiling():  # where the layer has looked before, which a graph cannot
+            torch._assert_async(kept.tokens <= length, "a mask or bias must have one column for each token so far")
         return pad(tensor, (0, kept.keys.shape[2] - length), value=fill)
     return tensor

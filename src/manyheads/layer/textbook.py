@@ -73,9 +73,9 @@ def _check_mask(visible: Tensor, x: Tensor, num_heads: int) -> None:
     *lead, count, _ = x.shape
     found, wanted = tuple(visible.shape), (*lead, num_heads, count, count)
     fits = all(size in (1, need) for size, need in zip(reversed(found), reversed(wanted), strict=False))
-    if len(found) not in (2, len(wanted)) or not fits:
+    if len(found) not in (2, len(wanted)) or not fits or found[-1] != count:
         hint = "; for three axes write visible[:, None] for one a sequence, visible[None] for one a head"
         raise SpecError(
-            f"visible must be {(count, count)}, or {wanted} with sizes of 1 where it is the same; found {found}"
+            f"visible must be {(count, count)}, or {wanted} with sizes of 1 where it is the same (not the keys); found {found}"
             + (hint if len(found) == 3 else "")
         )

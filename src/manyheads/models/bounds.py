@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from manyheads.kernels.keys import Keys
-from manyheads.ops.arguments import check_axes
 from manyheads.ops.masks import materialise
-from manyheads.ops.predicates import Causal, Everything, Visible, Window
+from manyheads.ops.predicates import Causal, Dense, Everything, Visible, Window
 
 __all__ = ["Seen", "seen_keys"]
 
@@ -39,7 +38,7 @@ def seen_keys(visible: Visible | Tensor | None, *, batch: int, heads: int, queri
         return Seen(Keys.causal(batch, queries, keys, window=visible.keys if isinstance(visible, Window) else None))
     mask: Any = visible
     if isinstance(visible, Tensor):
-        check_axes("visible", visible, batch=batch, heads=heads)
+        Dense(visible).check(batch=batch, heads=heads, queries=queries, keys=keys)
     else:
         mask = materialise(visible, batch=batch, heads=heads, queries=queries, keys=keys)
     if torch.compiler.is_compiling():
@@ -75,7 +74,7 @@ def _read(mask: Tensor, batch: int, queries: int, keys: int) -> Seen:
     mask = mask[(None,) * (4 - mask.dim())]
     if mask.shape[1] > 1 and mask.stride(1) == 0:
         mask = mask[:, :1]
-    if mask.shape[1] > 1 or mask.shape[3] != keys:
+    if mask.shape[1] > 1:
         return Seen(_span(batch, queries, keys), _hidden(mask))
     rows = mask[:1, 0] if mask.shape[0] > 1 and mask.stride(0) == 0 else mask[:, 0]
     table = rows.numpy()  # bool: its argmax stops at the first True

@@ -38,7 +38,7 @@ def make_mask(
 ) -> Tensor | None:
     """What transformers' `AttentionMaskInterface` calls, with its arguments: (batch, 1, queries, keys), True = may attend.
 
-    Raises BackendError for an argument that is not known and says something.
+    Raises BackendError for an argument that is not known and says something, and for a padding mask that leaves tokens out.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -47,6 +47,7 @@ def make_mask(
         raise BackendError(
             f"the argument {said[0]!r} arrived at the mask function, and nothing here knows what it means"
         )
+    _check_padding(attention_mask, q_length, kv_length, q_offset, kv_offset)
     last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     mask = sdpa_mask(
         batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
@@ -58,3 +59,20 @@ def make_mask(
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).expand(batch_size, 1, q_length, kv_length)
         setattr(mask, EVERYTHING, True)
     return mask
+
+
+def _check_padding(
+    padding: Tensor | None, q_length: int, kv_length: int, q_offset: int | Tensor, kv_offset: int
+) -> None:
+    """transformers takes a padding mask (batch, tokens) that is too short and pads it with zeros, at its end: most keys of a
+    longer cache would not be seen, or where it holds no zero, all of them."""
+    if padding is None or padding.dim() != 2:
+        return
+    if isinstance(q_offset, Tensor):  # a static cache's, which would break a graph, or be waited for
+        q_offset = int(q_offset) if q_offset.is_cpu and not torch.compiler.is_compiling() else 0
+    tokens = min(kv_offset + kv_length, q_offset + q_length)
+    if padding.shape[1] < tokens:
+        raise BackendError(
+            f"attention_mask {tuple(padding.shape)} speaks of {padding.shape[1]} tokens, and with those in the cache there are "
+            f"{tokens}; valid: one column for each of them, those in the cache first"
+        )

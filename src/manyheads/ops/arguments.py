@@ -6,7 +6,8 @@
     dropout    a number of 0 or more, below 1 (torch's module takes 1, too: there everything is dropped)
     sinks      (h,) floating, each finite, or -inf for a head without one; None for no sinks
     slopes     (h,) floating, each finite and 0 or more: the sign is in ALiBi's formula; None for no ALiBi
-    bias       floating; each finite, or -inf for a pair that is not visible; None for no bias
+    bias       floating; each finite, or -inf for a pair that is not visible; None for no bias. Of a mask or bias, the axis
+               of keys is never broadcast
     positions  integers, or floats of 32 bits or more: 16 bits cannot tell positions apart from 257 (bfloat16) or 2,049
                (float16) on, whatever is computed from them
 
@@ -33,6 +34,7 @@ __all__ = [
     "check_dropout",
     "check_positions",
     "check_scale",
+    "check_shape",
     "check_sinks",
     "check_slopes",
     "check_softcap",
@@ -51,6 +53,22 @@ def check_axes(name: str, tensor: Tensor, *, batch: int, heads: int) -> None:
         raise SpecError(
             f"{name} {tuple(tensor.shape)} can be read two ways, as there are {batch} sequences and {heads} heads: write "
             f"{name}[:, None] for one a sequence, {name}[None] for one a head"
+        )
+
+
+def check_shape(name: str, tensor: Tensor, **axes: int) -> None:
+    """Raise a SpecError unless a mask or bias has the sizes of `axes`, right-aligned, or 1 for any of them but the keys.
+
+    One column is never all of them: it is what is left of a mask that spoke of the newest token alone.
+    """
+    found, wanted = tuple(tensor.shape), tuple(axes.values())
+    fits = len(found) <= len(wanted) and all(
+        size in (1, need) for size, need in zip(reversed(found), reversed(wanted), strict=False)
+    )
+    if not fits or found[-1:] != wanted[-1:]:
+        raise SpecError(
+            f"{name} {found} does not fit ({', '.join(axes)}) {wanted}; valid: these sizes, or 1 for any of them but the "
+            "keys, which are all tokens so far where there is a cache"
         )
 
 
@@ -114,9 +132,8 @@ def check_bias(bias: Tensor | None, shape: tuple[int, int, int, int]) -> None:
     if not bias.is_floating_point():
         raise SpecError(f"bias is added to the logits and must be floating, found {bias.dtype}; a mask goes in visible")
     check_axes("bias", bias, batch=shape[0], heads=shape[1])
-    sizes = zip(reversed(bias.shape), reversed(shape), strict=False)
-    if bias.dim() > 4 or any(size not in (1, need) for size, need in sizes):
-        raise SpecError(f"bias {tuple(bias.shape)} does not broadcast to (batch, heads, queries, keys) {shape}")
+    batch, heads, queries, keys = shape
+    check_shape("bias", bias, batch=batch, heads=heads, queries=queries, keys=keys)
     if _looked_at(bias) and not float(bias.detach().amax()) < math.inf:
         wrong = bias.isnan() | (bias == torch.inf)
         raise SpecError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.ops.arguments import check_shape
 from manyheads.ops.request import in_full, wide
 from manyheads.ops.softmax import probabilities
 
@@ -105,6 +106,8 @@ def _mix(logits: Tensor, k: Tensor, v: Tensor | None, visible: Tensor | None) ->
     if visible is not None:
         if visible.dtype != torch.bool:
             raise SpecError(f"visible must be boolean, True = may attend, found {visible.dtype}")
+        batch, queries, keys = logits.shape
+        check_shape("visible", visible, batch=batch, queries=queries, keys=keys)
         logits = torch.where(visible, logits, -torch.inf)
     weights, values = probabilities(logits), k if v is None else v
     return (weights @ values.to(weights.dtype)).to(k.dtype), weights.to(k.dtype)

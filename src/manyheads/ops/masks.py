@@ -92,7 +92,7 @@ def per_head(*masks: Visible) -> Visible:
 
 
 def dense(mask: Tensor) -> Visible:
-    """A boolean tensor, right-aligned against (batch, heads, queries, keys) with sizes equal or 1; True = may attend.
+    """A boolean tensor, right-aligned against (batch, heads, queries, keys); all axes but the last may be 1. True = may attend.
 
     Three axes are (heads, queries, keys), and refused where there are as many sequences as heads: give four.
     """

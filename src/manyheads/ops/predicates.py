@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
-from manyheads.ops.arguments import check_axes
+from manyheads.ops.arguments import check_axes, check_shape
 
 __all__ = [
     "Band",
@@ -184,7 +184,7 @@ class Padding(Visible):
         return self.keep[:, None, None, at.columns]
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:  # noqa: ARG002
-        fits("padding", self.keep, (batch, keys))
+        check_shape("padding", self.keep, batch=batch, keys=keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,13 +198,13 @@ class Lengths(Visible):
         return key < self.valid[batch]
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:  # noqa: ARG002
-        fits("lengths", self.valid, (batch,), one=False)
+        fits("lengths", self.valid, (batch,))
 
 
 @dataclass(frozen=True, eq=False)
 class Dense(Visible):
     """A boolean tensor (.., t, s), right-aligned against (batch, heads, queries, keys): rows count from the first query.
-    Three axes are refused where there are as many sequences as heads.
+    Axes but the keys' may be 1; three axes are refused where there are as many sequences as heads.
 
     Called with absolute positions, query `first` reads row 0.
     """
@@ -220,13 +220,11 @@ class Dense(Visible):
 
     def tile(self, at: Grid) -> Tensor:
         mask = self._ranked()
-        rows = at.rows if mask.shape[2] != 1 else slice(None)
-        columns = at.columns if mask.shape[3] != 1 else slice(None)
-        return mask[:, :, rows, columns]
+        return mask[:, :, at.rows if mask.shape[2] != 1 else slice(None), at.columns]
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
         check_axes("visible", self.mask, batch=batch, heads=heads)
-        fits("visible", self._ranked(), (batch, heads, queries, keys))
+        check_shape("visible", self._ranked(), batch=batch, heads=heads, queries=queries, keys=keys)
 
     def _ranked(self) -> Tensor:
         return self.mask[(None,) * (4 - self.mask.dim())]
@@ -281,7 +279,7 @@ class Placed(Visible):
         return self.mask(batch, head, query, at) & (at >= 0)
 
     def check(self, *, batch: int, heads: int, queries: int, keys: int) -> None:
-        fits("key positions", self.positions, (batch, keys)[-self.positions.dim() :], one=False)
+        fits("key positions", self.positions, (batch, keys)[-self.positions.dim() :])
         self.mask.check(batch=batch, heads=heads, queries=queries, keys=keys)
 
 
@@ -355,8 +353,7 @@ class Opposite(Visible):
         return self.a
 
 
-def fits(name: str, tensor: Tensor, wanted: tuple[int, ...], *, one: bool = True) -> None:
-    """Raise a SpecError unless each size of `tensor` is the wanted one (or 1, where `one`)."""
-    for size, need in zip(tensor.shape, wanted, strict=True):
-        if size != need and not (one and size == 1):
-            raise SpecError(f"{name} has shape {tuple(tensor.shape)}, which does not fit {wanted}")
+def fits(name: str, tensor: Tensor, wanted: tuple[int, ...]) -> None:
+    """Raise a SpecError unless `tensor` has exactly this shape."""
+    if tuple(tensor.shape) != wanted:
+        raise SpecError(f"{name} has shape {tuple(tensor.shape)}, which does not fit {wanted}")

@@ -104,10 +104,7 @@ def block(q: Tensor, k: Tensor, asked: Request, *, rows: slice, columns: slice) 
     at = pairs(asked, q, rows=rows, columns=columns)
     if isinstance(asked.bias, Tensor):
         bias = ranked(asked.bias)
-        across, along = (
-            part if size != 1 else slice(None) for part, size in zip((rows, columns), bias.shape[2:], strict=True)
-        )
-        logits = logits + bias[:, :, across, along].to(logits.dtype)
+        logits = logits + bias[:, :, rows if bias.shape[2] != 1 else slice(None), columns].to(logits.dtype)
     elif asked.bias is not None:
         logits = logits + asked.bias.tile(at, logits.dtype)
     if not isinstance(asked.visible, Everything):

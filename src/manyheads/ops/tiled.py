@@ -189,8 +189,8 @@ def _logits(
 
 
 def _part(whole: Tensor, rows: slice, columns: slice) -> Tensor:
-    """A view of the tile of a tensor whose last axes may be 1."""
-    return whole[:, :, rows if whole.shape[2] != 1 else slice(None), columns if whole.shape[3] != 1 else slice(None)]
+    """A view of the tile of a tensor whose axes may be 1, but for the last."""
+    return whole[:, :, rows if whole.shape[2] != 1 else slice(None), columns]
 
 
 def _factor(seed: Tensor, q: Tensor, asked: Request, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
