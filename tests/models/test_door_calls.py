@@ -276,22 +276,6 @@ def test_weights_are_what_eager_returns() -> None:
         assert theirs.holds(torch.stack(calls))
 
 
-def test_attentions_that_are_asked_for_are_given_and_never_none() -> None:
-    """Case O20: transformers records what the function returns, which is None under its SDPA."""
-    of_pairs = ("encoder_attentions", "decoder_attentions", "cross_attentions")
-    for name, keys in (("llama", ("attentions",)), ("bert", ("attentions",)), ("t5", of_pairs)):
-        model, batch = build(name), inputs(name)
-        theirs = {
-            key: rounding.model(model, batch, output_attentions=True, pick=lambda out, key=key: torch.stack(out[key]))
-            for key in keys
-        }
-        with torch.no_grad(), opened(model):
-            ours = model(**batch, output_attentions=True)
-        assert {key for key in ours if "attentions" in key and ours[key]} == set(keys)  # of bert, no cross-attentions
-        for key in keys:
-            assert theirs[key].holds(torch.stack(ours[key]))
-
-
 def test_a_gate_acts_on_heads_before_they_are_mixed() -> None:
     """Silencing one head through the door is silencing its columns of the output projection."""
     model, batch = build("qwen3"), inputs("qwen3")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,13 +146,34 @@ def read_call(
         bias = extra if bias is None else bias + extra
     scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
     _check_numbers(keywords, scale, where)
-    asked = keywords.get("output_attentions")
-    asked = getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked
     return Call(
         module, path, layer, q, k, v, scale, visible, bias,
         keywords.get("softcap"), _sinks(keywords, q.shape[1], where), float(keywords.get("dropout") or 0.0), recomputed,
-        bool(asked),
+        _weights_wanted(module, keywords),
     )  # fmt: skip
+
+
+def _weights_wanted(module: nn.Module, keywords: Mapping[str, Any]) -> bool:
+    """Whether somebody asks for the probabilities: by keyword, by the configuration, or by recording what modules return.
+
+    The last is how transformers gathers `output_attentions`. The keyword is lost on the way in many families (stablelm,
+    persimmon, opt, gpt2), whose modules name it in their signature and do not hand it on: only their own eager function,
+    which gives the weights whether asked or not, would fill the answer.
+    """
+    asked = keywords.get("output_attentions")
+    asked = getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked
+    return bool(asked) or any("attention" in name for name in _recorded())
+
+
+def _recorded() -> Iterable[str]:
+    """Names of what the running forward of transformers keeps of its modules' answers."""
+    try:
+        from transformers.utils.output_capturing import _active_collector as collector
+    except ImportError:
+        return ()
+    # A context variable cannot be traced; under torch.compile transformers keeps the same in a plain one.
+    found = collector.global_var if torch.compiler.is_compiling() else collector.get()
+    return found or ()
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
