@@ -20,6 +20,7 @@ from manyheads.heads.ablation import without  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.plan import head_counts, make_plan, units  # noqa: E402
 from manyheads.heads.prune import describe, mask, prune  # noqa: E402
+from manyheads.heads.saving import why_nothing  # noqa: E402
 from manyheads.models.door import opened  # noqa: E402
 
 REFUSED = {"falcon-7b", "falcon-40b", "falcon-rw", "falcon2-11b", "bloom", "mpt"}
@@ -157,6 +158,72 @@ def test_t5_loses_the_same_heads_in_all_layers_of_a_stack(name: str) -> None:
     assert wanted.holds(tiny.logits(model, batch))
     with pytest.raises(ConversionError, match="share one table of position biases"):
         prune(model, {next(iter(counts)): {0: (0,)}})
+
+
+@pytest.mark.parametrize("heads", ["cross/1:0", "cross/0:0", "cross/0:0,1;cross/1:2"])
+def test_t5_keeps_as_many_cross_attention_heads_in_each_layer(heads: str) -> None:
+    """transformers hands the first layer's biases on, zeros of as many rows as that has heads: others could not add them."""
+    model, batch = tiny.build("t5"), tiny.inputs("t5")
+    before = tiny.logits(model, batch)
+    with pytest.raises(ConversionError, match='must keep the same number of heads; valid: an export with form="padded"'):
+        prune(model, heads)
+    assert torch.equal(tiny.logits(model, batch), before)
+
+
+def test_t5_loses_other_cross_attention_heads_in_each_layer() -> None:
+    model, batch = tiny.build("t5"), tiny.inputs("t5")
+    heads = {"cross": {0: (0,), 1: (2,)}}
+    with opened(model, gates=[mask(model, heads)]):
+        wanted = tiny.logits(model, batch)
+    assert prune(model, heads).saved_elements > 0
+    assert (tiny.logits(model, batch) - wanted).abs().max() <= tolerance(wanted)
+
+
+def test_where_layers_cannot_differ_but_all_can_be_smaller_something_is_saved() -> None:
+    stack = describe(tiny.build("t5")).stated
+    counts = head_counts(stack)
+    heads = {stage: dict.fromkeys(range(len(row)), (1,)) for stage, row in counts.items()}
+    heads["cross"][0] = (1, 2)  # two heads in one layer; one head fewer can be had in all
+    assert why_nothing(make_plan(stack, heads), stack) == ""
+    assert "zeros stand where these heads were" in why_nothing(make_plan(stack, {"cross": {0: (1,)}}), stack)
+
+
+SHARING = {  # attention parameters, one of which becomes the other, or a view of it
+    "gpt2": ("transformer.h.0.attn.c_attn.weight", "transformer.h.1.attn.c_attn.weight"),
+    "bert": ("encoder.layer.0.attention.self.key.bias", "encoder.layer.1.attention.self.query.bias"),
+    "bart": ("model.encoder.layers.0.self_attn.v_proj.weight", "model.decoder.layers.1.encoder_attn.v_proj.weight"),
+    "qwen2": ("model.layers.0.self_attn.v_proj.weight", "model.layers.1.self_attn.k_proj.weight"),
+    "llama": ("model.layers.2.self_attn.k_proj.weight", "model.layers.2.self_attn.v_proj.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("name", SHARING)
+def test_weights_that_two_attentions_share_are_refused_naming_both(name: str, view: bool) -> None:
+    model, batch, both = tiny.build(name), tiny.inputs(name), SHARING[name]
+    parameters = dict(model.named_parameters())
+    owner, _, leaf = both[1].rpartition(".")
+    one = parameters[both[0]]
+    setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(one.data[:]) if view else one)
+    before, stage = _state(model), "encoder" if name == "bart" else ""
+    with pytest.raises(ConversionError) as caught:
+        prune(model, {stage: {0: (0,)}})
+    modules = {word.rpartition(".")[0].rpartition(".")[0] for word in both}
+    assert all(word in str(caught.value) for word in (*both, *modules))
+    assert "\n" not in str(caught.value)
+    after = _state(model)
+    assert after[1] == before[1]
+    assert all(torch.equal(after[0][key], value) for key, value in before[0].items())
+
+
+def test_an_attention_that_looks_into_the_embeddings_is_refused() -> None:
+    model = tiny.build("llama")
+    table = model.model.embed_tokens.weight.data
+    model.model.layers[1].self_attn.q_proj.weight = torch.nn.Parameter(table[:60])
+    with pytest.raises(ConversionError, match=r"layers.1.self_attn and model.embed_tokens \("):
+        prune(model, {0: (0, 1, 2)})
+    model.model.layers[1].self_attn.q_proj.weight = torch.nn.Parameter(table[:60].clone())
+    assert prune(model, {0: (0, 1, 2)}).saved_elements > 0
 
 
 def test_what_is_named_can_be_looked_at_on_the_whole_model() -> None:

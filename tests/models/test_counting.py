@@ -62,6 +62,27 @@ def test_a_difference_is_named_tensor_by_tensor(tiny) -> None:
     assert found.as_dict()["extra"][0].keys() == {"name", "elements"}
 
 
+def test_a_parameter_that_is_a_view_of_another_adds_nothing(tiny) -> None:
+    model, stack = both(tiny("gpt2"))
+    whole = check_parameters(model, stack)
+    model.transformer.wpe.weight = torch.nn.Parameter(model.transformer.wte.weight.data[:64])  # 64 of 384 rows of 32
+    found = check_parameters(model, stack)
+    assert whole.loaded - found.loaded == 64 * 32
+    assert (found.equal, found.missing, found.extra) == (False, (), ())
+    assert found.shared == (("transformer.wte.weight", "transformer.wpe.weight"),)
+    assert found.as_dict()["shared"] == [["transformer.wte.weight", "transformer.wpe.weight"]]
+    projection = model.transformer.h[0].attn.c_proj
+    projection.weight = torch.nn.Parameter(model.transformer.h[1].attn.c_proj.weight.data.T)
+    assert found.loaded - check_parameters(model, stack).loaded == 32 * 32
+
+
+def test_a_head_that_looks_into_the_table_is_no_head_of_its_own(tiny) -> None:
+    model, stack = both(tiny("bert"))
+    before = check_parameters(model, stack)
+    model.cls.predictions.decoder.weight = torch.nn.Parameter(model.bert.embeddings.word_embeddings.weight.data)
+    assert check_parameters(model, stack).task_head == before.task_head == 32 * 32 + 32 + 64 + 384
+
+
 def test_a_wrong_description_is_a_difference(tiny) -> None:
     model, stack = both(tiny("mistral"))
     assert not check_parameters(model, replace(stack, head="tied")).equal

@@ -218,6 +218,12 @@ def cannot_shrink(stack: StackSpec, pruning: Pruning) -> str:
             biased[stage].add(heads.slots)
     if any(len(each) > 1 for each in biased.values()):
         return "the layers of a stack share one table of position biases by head, so all must lose the same heads"
+    crossing = {len(heads.slots) for stage, _, heads in pruning.layers if stage == "cross"}
+    if "decoder" in biased and len(crossing) > 1:
+        return (
+            "the first layer's cross-attention hands its position biases (zeros, a row for each head) to all others, so all "
+            "must keep the same number of heads"
+        )
     return ""
 
 

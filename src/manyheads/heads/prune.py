@@ -29,6 +29,7 @@ from manyheads.heads.plan import ByStage, Plan, cannot_shrink, make_plan, now_he
 from manyheads.heads.saving import heads_text, why_nothing
 from manyheads.models.door import Call
 from manyheads.models.door_attentions import find_attentions
+from manyheads.models.memory import overlapping
 from manyheads.models.shrink import attention_items, resize
 from manyheads.models.store_patterns import put_together, take_apart
 from manyheads.spec.inventory import Weight, weights
@@ -124,12 +125,12 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     zeros. The configuration records what is gone, and its counts change where all layers end up alike. Where zeros take the
     place of every head nothing is smaller: `Pruned.note` says so, and what would have to go too.
 
-    Raises ManyheadsError for layers and heads that do not exist, ConversionError where nothing would be removed or the
-    model's heads depend on one another, BackendError where attention does not pass through the door. Nothing has
-    changed then.
+    Raises ManyheadsError for layers and heads that do not exist, ConversionError where nothing would be removed, the
+    model's heads depend on one another or an attention shares its weights with another module, BackendError where
+    attention does not pass through the door. Nothing has changed then.
     """
-    find_attentions(model)
     known = describe(model)
+    _check_apart(model)
     plan = make_plan(known.stated, heads=by_stage(heads), before=known.before)
     pruning = plan.compact
     why = cannot_shrink(known.stated, pruning)
@@ -150,6 +151,26 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     pruning = Pruning(form, pruning.layers)
     setattr(model.config, KEY, pruning.as_json())
     return Pruned(plan, pruning, then, known.stack, why_nothing(plan, known.stated))
+
+
+def _check_apart(model: nn.Module) -> None:
+    """Raises ConversionError where weights of an attention are another module's too: a head cannot leave one of them."""
+    passing = find_attentions(model).paths.values()
+
+    def owner(name: str) -> str:
+        return next((path for path in passing if name.startswith(f"{path}.")), "")
+
+    groups = overlapping(dict(model.named_parameters(remove_duplicate=False)))
+    shared = next((names for names in groups if any(map(owner, names))), None)
+    if shared is None:
+        return
+    first, second = sorted(shared, key=lambda name: not owner(name))[:2]
+    modules = dict.fromkeys(owner(name) or name.rpartition(".")[0] for name in (first, second))
+    raise ConversionError(
+        f"{type(model).__name__}: weights are shared in {' and '.join(modules)} ({first} and {second} are one piece of "
+        "memory), so a head cannot leave one without the other; valid: give each a copy of its own first, "
+        "nn.Parameter(weight.clone())"
+    )
 
 
 def _canonical(items: Mapping[str, Expected], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

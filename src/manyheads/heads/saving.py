@@ -46,9 +46,9 @@ def why_nothing(plan: Plan, stated: StackSpec) -> str:
     """Why no form of `plan` is smaller than the model is now, in a line that names the least that would save something; ""
     where one is. `stated`: the model as its configuration says."""
     why = cannot_shrink(stated, plan.compact)
-    if why:
+    if why and not _uniformly_smaller(plan, stated):
         return f"nothing is smaller: {why}, so zeros stand where these heads were"
-    if is_smaller(plan, plan.compact):
+    if why or is_smaller(plan, plan.compact):
         return ""
     least, group = completing(plan), completing(plan, whole=True)
     if not least:
@@ -62,6 +62,11 @@ def why_nothing(plan: Plan, stated: StackSpec) -> str:
         "nothing is smaller: zeros stand where these heads were until all queries of a key/value head go, or one of each; "
         f"the least that would save something: {told}"
     )
+
+
+def _uniformly_smaller(plan: Plan, stated: StackSpec) -> bool:
+    """Whether all layers can have fewer heads, as many in one as in another."""
+    return plan.uniform is not None and not cannot_shrink(stated, plan.uniform)
 
 
 def heads_text(heads: Sequence[Head]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from manyheads.checkpoints.families import family
 from manyheads.checkpoints.layout import expected_tensors
 from manyheads.errors import ManyheadsError
+from manyheads.models.memory import distinct_elements, overlapping
 from manyheads.spec.inventory import count, weights
 from manyheads.spec.stack import StackSpec
 
@@ -18,11 +19,13 @@ _MOST_NAMES = 200_000
 
 @dataclass(frozen=True)
 class ParameterCheck:
-    """Elements predicted and loaded; a tied table counts once, and buffers that are stored are counted apart.
+    """Elements predicted and loaded; what lies in one place of memory counts once, as a tied table does, and buffers that
+    are stored are counted apart.
 
     `task_head`: elements of a head for a task (masked words, a class), which stands on the model and is no part of what
     is priced. `missing`: tensors that were predicted and are not there or have another size; `extra`: the other way
-    round, each (name, elements). Both are looked up only where the numbers differ.
+    round, each (name, elements). `shared`: names of tensors that look into one storage. All are looked up only where the
+    numbers differ.
     """
 
     predicted: int
@@ -32,6 +35,7 @@ class ParameterCheck:
     task_head: int = 0
     missing: tuple[tuple[str, int], ...] = ()
     extra: tuple[tuple[str, int], ...] = ()
+    shared: tuple[tuple[str, ...], ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -49,6 +53,7 @@ class ParameterCheck:
             "equal": self.equal,
             "missing": [{"name": name, "elements": n} for name, n in self.missing],
             "extra": [{"name": name, "elements": n} for name, n in self.extra],
+            "shared": [list(names) for names in self.shared],
         }
 
 
@@ -59,15 +64,18 @@ def check_parameters(model: Any, stack: StackSpec) -> ParameterCheck:
     predicted_buffers = count(inventory, buffers=True) - predicted
     body = model.base_model if stack.head == "none" else model
     stored = set(body.state_dict())
-    parameters = {name: tensor.numel() for name, tensor in body.named_parameters()}
-    buffers = {name: tensor.numel() for name, tensor in body.named_buffers() if name in stored}
-    loaded = sum(parameters.values())
-    head = sum(tensor.numel() for tensor in model.parameters()) - loaded
-    found = ParameterCheck(predicted, loaded, predicted_buffers, sum(buffers.values()), head)
+    parameters = dict(body.named_parameters())
+    buffers = {name: tensor for name, tensor in body.named_buffers() if name in stored}
+    loaded = distinct_elements(parameters)
+    head = distinct_elements(dict(model.named_parameters())) - loaded
+    found = ParameterCheck(
+        predicted, loaded, predicted_buffers, distinct_elements(parameters | buffers) - loaded, head
+    )  # fmt: skip
     if found.equal:
         return found
-    missing, extra = _by_name(parameters | buffers, model.config, stack)
-    return replace(found, missing=missing, extra=extra)
+    named = parameters | buffers
+    missing, extra = _by_name({name: tensor.numel() for name, tensor in named.items()}, model.config, stack)
+    return replace(found, missing=missing, extra=extra, shared=overlapping(named))
 
 
 def _by_name(

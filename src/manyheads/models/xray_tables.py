@@ -85,6 +85,7 @@ def _parameters(data: Data) -> Table:
         if names:
             more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
             notes.append(f"{words}: {', '.join(names[:_MOST_NAMES])}{more}")
+    notes += [f"in one place of memory, counted once: {', '.join(names)}" for names in own["shared"][:_MOST_NAMES]]
     return Table(PARAMETERS_QUESTION, _columns("count", "predicted", "loaded", "they are"), tuple(rows), tuple(notes))
 
 
