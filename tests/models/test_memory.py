@@ -12,7 +12,13 @@ from manyheads.models.memory import distinct_elements, overlapping  # noqa: E402
 def test_what_shares_no_element_counts_whole() -> None:
     flat = torch.arange(24.0)
     fused = torch.zeros(4, 6)
-    parts = {"one": flat[:10], "beside": flat[10:], "left": fused[:, :2], "right": fused[:, 2:], "alone": torch.zeros(3, 5)}
+    parts = {
+        "one": flat[:10],
+        "beside": flat[10:],
+        "left": fused[:, :2],
+        "right": fused[:, 2:],
+        "alone": torch.zeros(3, 5),
+    }
     assert distinct_elements(parts) == 24 + 24 + 15
     assert overlapping(parts) == ()
 

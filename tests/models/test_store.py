@@ -27,7 +27,7 @@ from tiny_transformers import CASES, build, inputs, logits
 
 # Not described, or with the head of a task beside the model.
 TASKS = ("bert-masked-lm", "bert-pretraining", "bert-classifier", "roberta", "distilbert")
-NAMES = [name for name in CASES if name not in ("jamba", "modernbert", "opt-350m")]
+NAMES = [name for name in CASES if name not in ("jamba", "modernbert", "opt-350m", "t5gemma")]
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +242,64 @@ def test_parts_of_one_tensor_must_share_a_type(saved: Any) -> None:
     canonical["decoder.layers.0.self.v"] = canonical["decoder.layers.0.self.v"].half()
     with pytest.raises(CheckpointError, match=r"must share a type, found decoder\.layers\.0\.self\.q torch\.float32, "):
         to_stored("phi3", stack, canonical)
+
+
+# Of a masked language model: the token table, and what its file may hold a second time, {copy: what it repeats}.
+COPIES = {
+    "bert-masked-lm": {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    "roberta": {
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias",
+    },
+    "distilbert": {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    "modernbert": {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    "t5": {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"},
+    "bart": {"model.encoder.embed_tokens.weight": "model.shared.weight", "lm_head.weight": "model.shared.weight"},
+}  # fmt: skip
+TABLES = {name: next(iter(copies)) for name, copies in COPIES.items()}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_a_file_holds_twice_is_counted_and_read_once(name: str, saved: Any, tmp_path: Path) -> None:
+    folder, copies = saved(name)[0], COPIES[name]
+    plain = open_model(folder)
+    twice = changed(
+        folder, tmp_path / "twice", lambda t: t.update({copy: t[source].clone() for copy, source in copies.items()})
+    )
+    found = open_model(twice)
+    assert found.parameters_stored == plain.parameters_stored
+    assert set(found.notes) - set(plain.notes) == {
+        f"{copy} is stored although it is tied to {source}; it is counted once" for copy, source in copies.items()
+    }
+    with open_store(twice) as store, open_store(folder) as once:
+        assert store.left_out == once.left_out
+
+
+@pytest.mark.parametrize("name", [name for name in COPIES if name not in ("t5", "bart")])
+def test_a_task_head_with_values_of_its_own_is_kept(name: str, saved: Any, tmp_path: Path) -> None:
+    folder, copy = saved(name)[0], TABLES[name]
+    other = changed(folder, tmp_path / "other", lambda t: t.update({copy: t[COPIES[name][copy]] + 1}))
+    with open_store(other) as store:
+        assert copy in store.left_out
+    untied = changed(
+        folder,
+        tmp_path / "untied",
+        lambda t: t.update({copy: t[COPIES[name][copy]].clone()}),
+        tie_word_embeddings=False,
+    )
+    assert not any("stored although" in note for note in open_model(untied).notes)
+    with open_store(untied) as store:
+        assert copy in store.left_out
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_a_table_of_all_parts_that_has_two_values_is_refused(name: str, saved: Any, tmp_path: Path) -> None:
+    folder, copy = saved(name)[0], TABLES[name]
+    other = changed(folder, tmp_path / "other", lambda t: t.update({copy: t[COPIES[name][copy]] + 1}))
+    with pytest.raises(CheckpointError, match=rf"{copy}' and '{COPIES[name][copy]}' differ"):
+        open_store(other)
 
 
 def test_a_tied_head_that_is_stored_must_be_the_embeddings(saved: Any, tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ class Family:
     scale              factor on the logits where it is not 1/sqrt(head_dim) (T5: 1); 0 for that
     optional           canonical names (their beginnings) of tensors beside the stack that a file may leave out
     task_heads         regular expressions of stored names that belong to a task's head, not to the model
+    copies             stored names that repeat another tensor, each (a regular expression, what they repeat: a canonical
+                       name, or one in the files); those of a task's head only where the configuration ties it
     endings            other ways that files end the names, each a tuple of (as the layout writes it, as they do)
     finish             the one function a family may have, for what no table can say; `finish_encoder` where the model
                        has an encoder
@@ -113,6 +115,7 @@ class Family:
     scale: float = 0.0
     optional: tuple[str, ...] = ()
     task_heads: tuple[str, ...] = ()
+    copies: tuple[tuple[str, str], ...] = ()
     endings: tuple[tuple[tuple[str, str], ...], ...] = ()
     finish: Callable[[Fields, Draft], None] | None = None
     finish_encoder: Callable[[Fields, EncoderDraft], None] | None = None

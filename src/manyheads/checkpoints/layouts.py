@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from manyheads.checkpoints.family import Stored
@@ -29,6 +30,7 @@ __all__ = [
     "norm",
     "rows_by_head",
     "seq2seq_stack",
+    "tied_decoder",
 ]
 
 LAYER = "decoder.layers.{i}."
@@ -40,6 +42,12 @@ def linear(name: str, canonical: str, pattern: str, bias: str) -> tuple[Stored, 
         Stored(f"{name}.weight", ((canonical, pattern),)),
         Stored(f"{name}.bias", ((f"{canonical}.bias", bias),)),
     )
+
+
+def tied_decoder(name: str) -> tuple[tuple[str, str], ...]:
+    """Copies that files of masked language models hold of the token table and of the logits' bias (`Family.copies`)."""
+    begin = re.escape(name)
+    return (rf"^{begin}\.decoder\.weight$", "tokens"), (rf"^{begin}\.decoder\.bias$", f"{name}.bias")
 
 
 def norm(name: str, canonical: str, axes: str = "m", *, when: str = "") -> tuple[Stored, ...]:

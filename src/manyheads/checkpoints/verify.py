@@ -17,7 +17,7 @@ from manyheads.quoting import shown
 from manyheads.spec.inventory import count, weights
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["HeaderCheck", "check_header", "located"]
+__all__ = ["HeaderCheck", "check_header", "copies_of", "is_task_head", "located"]
 
 # Formats of quantisation that keep a tensor's name and shape, beside which scales are stored.
 _SHAPE_KEEPING = ("fp8", "fbgemm_fp8")
@@ -79,30 +79,29 @@ def check_header(
     expected = expected_tensors(family, stack, most=4 * len(tensors) + 1000)
     rename = _renaming(family, expected, tensors)
     wanted = {_renamed(name, rename): item for name, item in expected.items()}
-    aliases = (
-        {_renamed(s.name, rename) for s in family.layout if s.parts[0][0] == "head"} if stack.head == "tied" else set()
-    )
+    copies = copies_of(family, stack, wanted, {name: tensor.shape for name, tensor in tensors.items()}, settings)
     found = _matched(tensors, wanted, source, settings)
     missing = [name for name in wanted if name not in found]
     smaller = _without(stack, [wanted[name].parts[0].name for name in missing], family)
     if smaller is not None:
         made = check_header(tensors, family, smaller[0], source=source, config=config, nested=nested)
         return made and replace(made, notes=(smaller[1], *made.notes))
-    extra = _unexplained(tensors, wanted, found, family, stack, aliases)
+    extra = _unexplained(tensors, wanted, found, family, stack, copies)
     extra = [name for name in extra if not (method and _SCALES.search(name))]
     extra, notes = _set_aside(extra, tensors, family)
     if nested:
         extra, notes = _inside(extra, rename, notes)
     if missing or extra:
         _refuse(missing, extra, len(tensors), family, source)
-    again = sorted(aliases & set(tensors))
-    notes += [f"{name} is stored although the head is tied; it is counted once" for name in again]
+    notes += [
+        f"{name} is stored although it is tied to {original}; it is counted once" for name, original in sorted(copies.items())
+    ]  # fmt: skip
     return _summary(tensors, wanted, found, stack, source, notes, method)
 
 
 def _set_aside(extra: list[str], tensors: Mapping[str, TensorInfo], family: Family) -> tuple[list[str], list[str]]:
     """The unexplained tensors without those of a task's head, and a note on these."""
-    tasks = {name for name in extra if any(re.search(pattern, name) for pattern in family.task_heads)}
+    tasks = {name for name in extra if is_task_head(family, name)}
     if not tasks:
         return extra, []
     elements = sum(tensors[name].elements for name in tasks)
@@ -119,6 +118,42 @@ def _inside(extra: list[str], rename: tuple[tuple[str, str], ...], notes: list[s
     if len(kept) < len(extra):
         notes = [*notes, f"{len(extra) - len(kept)} tensors outside the text model are left out"]
     return kept, notes
+
+
+def copies_of(
+    family: Family,
+    stack: StackSpec,
+    items: Mapping[str, Expected],
+    shapes: Mapping[str, tuple[int, ...]],
+    config: Mapping[str, Any],
+) -> dict[str, str]:
+    """Stored tensors that repeat another one, each with the name of that: a tied head, shared tables, a tied decoder.
+
+    items   what the model's own tensors are, by their names in the files; `shapes`: of all that is stored
+    config  says whether a task's head is tied to the tokens, as transformers' classes do unless it says no
+
+    Only whoever reads the values can tell whether they are the same: files of a tied configuration may hold two.
+    """
+    homes = {item.parts[0].name: name for name, item in items.items() if len(item.parts) == 1 and item.index < 0}
+    rules = list(family.copies)
+    if stack.head == "tied":
+        heads = {_renamed(s.name, way) for s in family.layout if s.parts[0][0] == "head" for way in _ways(family)}
+        rules += [(f"^{re.escape(name)}$", "tokens") for name in heads]
+    said = config.get("tie_word_embeddings")
+    tied = said if isinstance(said, bool) else bool(family.defaults.get("tied", False))
+    found = {}
+    for pattern, repeated in rules:
+        original = homes.get(repeated, repeated)
+        for name in shapes:
+            fits = name not in items and re.search(pattern, name) and shapes[name] == shapes.get(original)
+            if fits and (tied or not is_task_head(family, name)):
+                found[name] = original
+    return found
+
+
+def is_task_head(family: Family, name: str) -> bool:
+    """Whether a stored tensor belongs to the head of a task, which is no part of the model."""
+    return any(re.search(pattern, name) for pattern in family.task_heads)
 
 
 def located(family: Family, stack: StackSpec, names: Collection[str]) -> dict[str, Expected]:
@@ -157,8 +192,12 @@ def _renaming(
     def hits(pairs: tuple[tuple[str, str], ...]) -> int:
         return sum(_renamed(name, pairs) in tensors for name in names)
 
-    ways = [(*ending, *prefix) for ending in ((), *family.endings) for prefix in ((), *family.prefixes)]
-    return max(ways, key=hits)
+    return max(_ways(family), key=hits)
+
+
+def _ways(family: Family) -> list[tuple[tuple[str, str], ...]]:
+    """All the ways in which files of a family begin and end their names."""
+    return [(*ending, *prefix) for ending in ((), *family.endings) for prefix in ((), *family.prefixes)]
 
 
 def _matched(
@@ -210,17 +249,14 @@ def _unexplained(
     found: Mapping[str, tuple[TensorInfo, ...]],
     family: Family,
     stack: StackSpec,
-    aliases: set[str],
+    copies: Collection[str],
 ) -> list[str]:
     used = {tensor.name for stored in found.values() for tensor in stored}
     ignored = [re.compile(pattern.replace("{layers}", str(stack.layers))) for pattern in family.ignored]
     extra = []
-    for name, tensor in tensors.items():
-        if name in used or name in wanted or any(pattern.search(name) for pattern in ignored):
-            continue
-        if name in aliases and tensor.shape == (stack.vocab_size, stack.main.d_model):
-            continue
-        extra.append(name)
+    for name in tensors:
+        if name not in used and name not in wanted and name not in copies and not any(p.search(name) for p in ignored):
+            extra.append(name)
     return extra
 
 

@@ -26,7 +26,9 @@ def overlapping(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
         groups: list[list[str]] = []
         for name in names:
             met = [group for group in groups if any(_meet(tensors[name], tensors[other]) for other in group)]
-            groups = [group for group in groups if group not in met] + [[name, *(one for group in met for one in group)]]
+            groups = [group for group in groups if group not in met] + [
+                [name, *(one for group in met for one in group)]
+            ]
         found += [group for group in groups if len(group) > 1]
     order = {name: at for at, name in enumerate(tensors)}
     return tuple(sorted(tuple(sorted(group, key=order.__getitem__)) for group in found))

@@ -111,7 +111,7 @@ class Store(Mapping[str, Tensor], AbstractContextManager["Store"]):
         self.family = family
         self._files = files
         self._added = added
-        places = Places(family, checkpoint.stack, files)
+        places = Places(family, checkpoint.stack, files, checkpoint.config)
         self.left_out = places.left_out
         self._places = places.items
         self._homes: dict[str, list[str]] = {}

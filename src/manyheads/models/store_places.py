@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.verify import located
+from manyheads.checkpoints.verify import copies_of, is_task_head, located
 from manyheads.errors import CheckpointError
 from manyheads.models.store_files import Files
 from manyheads.quoting import shown, shown_path
@@ -27,21 +27,22 @@ class Places:
     items     how each is made of canonical weights, by its name in the files
     left_out  those that are no weights of the model: heads of other tasks, the parts around a text model
 
-    Raises CheckpointError for weights that a quantisation packed, and for a head that is tied and stored differently.
+    Of tensors that repeat others (`checkpoints.verify.copies_of`) neither has a trace. Raises CheckpointError for weights
+    that a quantisation packed, and for a table that the configuration ties and the files hold with two values; a task's
+    head that differs is one of its own.
     """
 
-    def __init__(self, family: Family, stack: StackSpec, files: Files) -> None:
+    def __init__(self, family: Family, stack: StackSpec, files: Files, config: Mapping[str, Any] | None = None) -> None:
         self.items = located(family, stack, files.shapes)
         where = shown_path(files.path)
         self._check_unpacked(files.shapes, where)
-        aliases = self._aliases(family, stack, files)
+        copies = copies_of(family, stack, self.items, files.shapes, config or {})
+        aliases = {name for name, original in copies.items() if self._repeats(family, name, original, files, where)}
         nothing = [re.compile(pattern.replace("{layers}", str(stack.layers))) for pattern in family.ignored]
         self.left_out = tuple(
             name for name in files.shapes
             if name not in self.items and name not in aliases and not any(each.search(name) for each in nothing)
         )  # fmt: skip
-        for alias in aliases:
-            self._check_tied(alias, files, where)
 
     def _check_unpacked(self, names: Iterable[str], where: str) -> None:
         """Blocks and scales stand in for some tensors of a quantised file: its header agrees, but its values do not."""
@@ -60,19 +61,22 @@ class Places:
                 "floating point"
             )
 
-    def _aliases(self, family: Family, stack: StackSpec, files: Files) -> tuple[str, ...]:
-        """Names under which the files store the tied head a second time."""
-        if stack.head != "tied":
-            return ()
-        untied = located(family, replace(stack, head="untied"), files.shapes)
-        return tuple(name for name in untied if name in files.shapes and name not in self.items)
+    def _repeats(self, family: Family, name: str, original: str, files: Files, where: str) -> bool:
+        """Whether a tied tensor is what it is tied to (case O68). One of the model must be: neither value is lost."""
+        if _equal(name, original, files):
+            return True
+        if not is_task_head(family, name):
+            raise CheckpointError(
+                f"{where}: its configuration ties the head to the embeddings and makes one table of all, but {shown(name)} and "
+                f"{shown(original)} differ; set tie_word_embeddings to false to keep both"
+            )
+        return False
 
-    def _check_tied(self, alias: str, files: Files, where: str) -> None:
-        """A head that is tied by its configuration and stored too must be the embeddings (case O68): neither is lost."""
-        tokens = next(name for name, item in self.items.items() if item.parts[0].name == "tokens")
-        for at in range(0, files.shapes[tokens][0], _ROWS_AT_ONCE):
-            if not torch.equal(files.rows(alias, at, at + _ROWS_AT_ONCE), files.rows(tokens, at, at + _ROWS_AT_ONCE)):
-                raise CheckpointError(
-                    f"{where}: its configuration ties the head to the embeddings, but {shown(alias)} and {shown(tokens)} "
-                    "differ; set tie_word_embeddings to false to keep both"
-                )
+
+def _equal(one: str, other: str, files: Files) -> bool:
+    """Whether two stored tensors hold the same, some rows at a time."""
+    rows = files.shapes[one][0] if files.shapes[one] else 1
+    return all(
+        torch.equal(files.rows(one, at, at + _ROWS_AT_ONCE), files.rows(other, at, at + _ROWS_AT_ONCE))
+        for at in range(0, rows, _ROWS_AT_ONCE)
+    )

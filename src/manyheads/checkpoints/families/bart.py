@@ -94,7 +94,7 @@ _EMBEDDING_NORMS = (
     *norm("model.encoder.layernorm_embedding", "encoder.embedding_norm"),
     *norm("model.decoder.layernorm_embedding", "decoder.embedding_norm"),
 )
-_COPIES = r"^(model\.)?(encoder|decoder)\.embed_tokens\.weight$"
+_COPIES = ((r"^(model\.)?(encoder|decoder)\.embed_tokens\.weight$", "tokens"),)
 
 _BART = Family(
     name="bart",
@@ -112,7 +112,7 @@ _BART = Family(
     positions="learned",
     position_extra=2,
     layout=(*_LAYOUT, *_POSITIONS, *_EMBEDDING_NORMS),
-    ignored=(_COPIES,),
+    copies=_COPIES,
     prefixes=((("model.", ""),),),
     optional=("final_logits_bias",),
     task_heads=(r"^classification_head\.", r"^qa_outputs\."),
@@ -166,7 +166,7 @@ FAMILIES = (
         defaults=_BART.defaults,
         positions="sinusoidal",
         layout=_BEFORE,
-        ignored=(_COPIES, r"(encoder|decoder)\.embed_positions\.weights?$"),
+        ignored=(r"(encoder|decoder)\.embed_positions\.weights?$",),
         optional=(),
         finish_encoder=_finish_m2m,
     ),
@@ -178,7 +178,7 @@ FAMILIES = (
         positions="sinusoidal",
         position_extra=0,
         layout=_LAYOUT,
-        ignored=(_COPIES, r"(encoder|decoder)\.embed_positions\.weight$"),
+        ignored=(r"(encoder|decoder)\.embed_positions\.weight$",),
         task_heads=(),
         finish_encoder=_finish_marian,
     ),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import linear, norm
+from manyheads.checkpoints.layouts import linear, norm, tied_decoder
 from manyheads.spec.stack import OtherWeight
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ _BERT = Family(
     model_types=("bert",),
     stack="encoder",
     spellings=_SIZES,
-    defaults={"context": 512, "norm_eps": 1e-12},
+    defaults={"context": 512, "norm_eps": 1e-12, "tied": True},
     norm="layer",
     shift=True,
     norm_places=("post_attention", "post_mlp"),
@@ -81,6 +81,7 @@ _BERT = Family(
     endings=_GAMMA,
     optional=("pooler.",),
     task_heads=(r"^cls\.", r"^classifier\.", r"^qa_outputs\."),
+    copies=tied_decoder("cls.predictions"),
     finish_encoder=_finish_bert,
 )
 
@@ -94,6 +95,7 @@ FAMILIES = (
         prefixes=((("roberta.", ""),),),
         endings=(),
         task_heads=(r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."),
+        copies=tied_decoder("lm_head"),
     ),
     replace(
         _BERT,
@@ -121,6 +123,7 @@ FAMILIES = (
         endings=(),
         optional=(),
         task_heads=(r"^vocab_", r"^pre_classifier\.", r"^classifier\.", r"^qa_outputs\."),
+        copies=((r"^vocab_projector\.weight$", "tokens"),),
         finish_encoder=_finish_distilbert,
     ),
 )

@@ -26,5 +26,6 @@ FAMILIES = (
         ignored=ROTARY_BUFFERS,
         prefixes=((("model.", ""),),),
         task_heads=(r"^lm_head\.", r"^classifier\.", r"^dense\."),
+        copies=((r"^lm_head\.weight$", "tokens"),),
     ),
 )

@@ -39,7 +39,7 @@ FAMILIES = (
         model_types=("modernbert",),
         stack="rotary_encoder",
         spellings={"window": ("local_attention",), "rope_theta": ("global_rope_theta",)},
-        defaults={"window": 128, "rope_theta": 160000.0, "local_rope_theta": 10000.0},
+        defaults={"window": 128, "rope_theta": 160000.0, "local_rope_theta": 10000.0, "tied": True},
         norm="layer",
         embedding_norm=True,
         bias_fields=(("attention_bias", "qkvo"),),
@@ -67,6 +67,7 @@ FAMILIES = (
         ignored=ROTARY_BUFFERS,
         prefixes=((("model.", ""),),),
         task_heads=(r"^head\.", r"^decoder\.", r"^classifier\."),
+        copies=((r"^decoder\.weight$", "tokens"),),
         finish=_finish,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import ROTARY_BUFFERS, norm
+from manyheads.checkpoints.layouts import ROTARY_BUFFERS, norm, tied_decoder
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -37,7 +37,7 @@ FAMILIES = (
         name="nomic_bert",
         model_types=("nomic_bert",),
         stack="rotary_encoder",
-        defaults={"context": 2048, "norm_eps": 1e-12, "rope_theta": 1000.0},
+        defaults={"context": 2048, "norm_eps": 1e-12, "rope_theta": 1000.0, "tied": True},
         norm="layer",
         shift=True,
         norm_places=("post_attention", "post_mlp"),
@@ -62,6 +62,7 @@ FAMILIES = (
         ignored=ROTARY_BUFFERS,
         prefixes=((("nomic_bert.", ""),),),
         task_heads=(r"^cls\.", r"^classifier\.", r"^(nomic_bert\.)?pooler\."),
+        copies=tied_decoder("cls.predictions"),
         finish=_finish,
     ),
 )

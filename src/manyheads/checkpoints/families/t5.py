@@ -59,10 +59,8 @@ _SPELLINGS = {
 }  # fmt: skip
 _LAYOUT = (Stored("shared.weight", (("tokens", "l m"),)), *_block("encoder"), *_block("decoder"), *HEAD)
 # Older files store the shared table under the stacks too, and a bias of the cross-attention that nothing reads.
-_IGNORED = (
-    r"^(encoder|decoder)\.embed_tokens\.weight$",
-    r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",
-)
+_COPIES = ((r"^(encoder|decoder)\.embed_tokens\.weight$", "tokens"),)
+_IGNORED = (r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",)
 
 FAMILIES = (
     Family(
@@ -76,6 +74,7 @@ FAMILIES = (
         scale=1.0,
         layout=_LAYOUT,
         ignored=_IGNORED,
+        copies=_COPIES,
         finish_encoder=_finish,
     ),
     Family(
@@ -89,6 +88,7 @@ FAMILIES = (
         scale=1.0,
         layout=_LAYOUT,
         ignored=_IGNORED,
+        copies=_COPIES,
         finish_encoder=_finish,
     ),
 )
