@@ -38,6 +38,7 @@ class Subject:
 
     `fixed`: parameters with one value always. `file`: where the function stands, to tell its lines from others.
     `suspects`: the faults that were found already: they are recognised on another input before others are thought of.
+    `beat`: called after each call, as a sign of life.
     """
 
     function: Callable[..., Any]
@@ -50,6 +51,7 @@ class Subject:
     tolerance: float | None = None
     seed: int = 0
     suspects: tuple[str, ...] = ()
+    beat: Callable[[], None] = lambda: None
 
     def fit(self, sizes: Sizes) -> Sizes:
         """`sizes` as far as the layout holds several sequences and heads."""
@@ -107,6 +109,8 @@ class Subject:
             raise
         except BaseException as error:  # sys.exit in their code is a fault of this case
             raise CallError(_said(error), kind=type(error).__name__, line=self._line(error)) from error
+        finally:
+            self.beat()
 
     def output(self, made: Any, problem: Problem) -> Tensor:
         """The first thing returned, in our layout; CallError where its shape is not the one it should have."""

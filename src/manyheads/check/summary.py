@@ -34,10 +34,11 @@ def summary(request: Request, answers: Answers) -> Report:
     tables = [
         _taken(answers), _results(outcomes), *_failures(failed, "wrong"), *_failures(weak, "weak"), *_left_out(outcomes),
     ]  # fmt: skip
-    lines = len(answers.printed.splitlines())
-    notes = (
-        [f"the file printed {lines} line{'s' * (lines != 1)}, kept out of here (--prints shows them)"] if lines else []
-    )
+    notes = []
+    if lines := len(answers.printed.splitlines()):
+        notes.append(f"the file printed {lines} line{'s' * (lines != 1)}, kept out of here (--prints shows them)")
+    if answers.strange:
+        notes.append(f"the file wrote {answers.strange:,} bytes where answers come from; they were left out")
     return Report(
         title, tuple(tables), _data(request, answers, outcomes, counts), tuple(notes),
         next_command=_next(request, failed),

@@ -1,55 +1,96 @@
-"""The process that runs the user's code: a request on standard input, a line of JSON for each thing that happens.
+"""The process that runs the user's code: a request on standard input, a message for each thing that happens.
 
-What the user's file prints, from Python or from C, goes to a log and never among the answers. Messages, in order:
+What the user's file prints, from Python or from C, goes to standard error and never among the answers, which have a
+descriptor and a token of their own. Messages, in order:
 
+    {"ready": true}                                   torch is there; what follows is the user's time
     {"loaded": true}                                  the file is there and so is the function
-    {"taken": adapter, "known": ..., "left": ...}     how it is called
+    {"trying": true}                                  a call of it has come back
+    {"taken": adapter, "known": ..., "fixed": ...}    how it is called
     {"cases": [...]}                                  what will be asked
-    {"start": name}, {"early": finding}, {"outcome": ...}   for each case
+    {"start": name}, {"early": outcome}, {"outcome": ...}   for each case
     {"error": text}                                   it cannot be loaded or called
+    {"done": true}
+
+It ends without exit handlers: those of the user's file may wait for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, TextIO
+from typing import Any
 
 __all__ = ["main"]
+
+Say = Callable[[Mapping[str, Any]], None]
+_BEAT = 0.1  # seconds between two signs of life
 
 
 def main() -> None:
     """Answers one request."""
     request = json.loads(sys.stdin.readline())
-    answers = _keep_stdout_apart(request["log"])
-
-    def say(message: dict[str, Any]) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
+    say, streams = _speaker(_keep_stdout_apart(), request.pop("token")), (sys.stdout, sys.stderr)
     from manyheads.errors import ManyheadsError
 
     try:
         _answer(request, say)
+        last: dict[str, Any] = {"done": True}
     except ManyheadsError as error:
-        say({"error": str(error)})
+        last = {"error": str(error)}
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError):  # closed by the file
+            stream.flush()
+    say(last)
+    os._exit(0)
 
 
-def _keep_stdout_apart(log: str) -> TextIO:
-    """The stream of answers; from here on standard output and error are the log."""
-    kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
+def _keep_stdout_apart() -> int:
+    """The descriptor of answers; from here on standard output is standard error, and standard input is empty."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)  # a file that asks a question gets no answer instead of waiting for one
+    os.close(null)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     return kept
 
 
-def _answer(request: Mapping[str, Any], say: Any) -> None:
+def _speaker(descriptor: int, token: str) -> Say:
+    from manyheads.check.channel import CLOSED, send
+
+    owner = os.getpid()
+
+    def say(message: Mapping[str, Any]) -> None:
+        if os.getpid() != owner:  # a function that forked and came back twice
+            os._exit(0)
+        try:
+            send(descriptor, token, message)
+        except OSError:
+            os._exit(CLOSED)
+
+    return say
+
+
+def _beats(say: Say) -> Callable[[], None]:
+    """A sign of life now and then, so that many quick calls are told from one that hangs."""
+    last = [time.monotonic()]
+
+    def beat() -> None:
+        if time.monotonic() - last[0] > _BEAT:
+            last[0] = time.monotonic()
+            say({"trying": True})
+
+    return beat
+
+
+def _answer(request: Mapping[str, Any], say: Say) -> None:
     from manyheads.check.adapter import Adapter
     from manyheads.check.catalogue import CASES
     from manyheads.check.examine import examine_all
@@ -59,6 +100,7 @@ def _answer(request: Mapping[str, Any], say: Any) -> None:
     from manyheads.check.subject import CallError
     from manyheads.errors import CheckpointError
 
+    say({"ready": True})
     path = os.path.abspath(request["file"])
     function, module = load(path, request["function"])
     subject, wishes, required = subject_and_wishes(function, settings_of(function, module), {**request, "file": path})
@@ -66,7 +108,7 @@ def _answer(request: Mapping[str, Any], say: Any) -> None:
     say({"loaded": True})
     if request["adapter"] is None:
         try:
-            adapter, known = guess(subject, wishes)
+            adapter, known = guess(replace(subject, beat=_beats(say)), wishes)
         except CallError as error:
             where = f" (line {error.line})" if error.line else ""
             raise CheckpointError(f"{request['function']} cannot be called: {error}{where}") from error
@@ -82,7 +124,3 @@ def _answer(request: Mapping[str, Any], say: Any) -> None:
         required=required, start=lambda case: say({"start": case.name}), early=lambda found: say({"early": asdict(found)}),
     ):  # fmt: skip
         say({"outcome": asdict(outcome)})
-
-
-if __name__ == "__main__":
-    main()
