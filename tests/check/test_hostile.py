@@ -163,7 +163,7 @@ def test_prints_without_end_are_read_and_forgotten(place) -> None:
 def test_loading_has_the_limit_of_a_check(place, monkeypatch) -> None:
     monkeypatch.setenv("WAIT", "loading")
     start = time.monotonic()
-    with pytest.raises(ManyheadsError, match="no answer within 1 s while loading .*users.py") as error:
+    with pytest.raises(ManyheadsError, match=r"no answer within 1 s while loading .*users.py") as error:
         ask(place, "waits_at_the_end", "values", timeout=1.0)
     assert "\n" not in str(error.value)
     assert time.monotonic() - start < 60  # torch has a time of its own
