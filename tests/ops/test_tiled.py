@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import rounding
 from attention_calls import SHAPES, arguments, tensors
 from manyheads.errors import SpecError
 from manyheads.ops import masks, softmax, tiled
@@ -32,7 +33,7 @@ seconds = time.perf_counter() - start
 after = peak_bytes()
 i = 46_400  # beyond 2^31 pairs
 rows = slice(i - 15, i + 1)
-row = torch.softmax(0.3 * q[0, 0, i] @ k[0, 0, rows].T, -1) @ v[0, 0, rows]
+row = torch.softmax(0.3 * q[0, 0, i].double() @ k[0, 0, rows].double().T, -1) @ v[0, 0, rows].double()
 print(json.dumps({"bytes": after - before, "seconds": seconds, "off": (row - out[0, 0, i]).abs().max().item(),
                   "finite": bool(q.grad.isfinite().all())}))
 """
@@ -47,7 +48,9 @@ def test_o61_50_000_tokens_in_a_window_stay_under_1_gib(form: str, python: Calla
     found = json.loads(done.stdout)
     assert found["bytes"] < 2**30
     assert found["seconds"] < 60
-    assert found["off"] < 1e-6
+    assert (
+        found["off"] < 1e-5
+    )  # a mean of 16 values below 5: 16 x 5 x 2^-24 = 5e-6 at worst, and its weights' error again
     assert found["finite"]
 
 
@@ -72,7 +75,7 @@ def test_tiles_that_nobody_sees_are_not_computed(
     out = tiled.attention(q, k, v, scale=1.0, visible=seen)
     assert len(made) == 8
     assert max(made.values()) <= most
-    assert torch.allclose(out, softmax.attention(q, k, v, scale=1.0, visible=seen), atol=1e-5)
+    assert rounding.attention(q, k, v, scale=1.0, visible=seen).holds(out)
 
 
 @pytest.mark.parametrize("call", ["causal", "holes", "softcap and bias", "sinks and holes", "nothing", "all at once"])
