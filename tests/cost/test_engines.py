@@ -123,6 +123,22 @@ def test_block_formats_must_divide_a_head() -> None:
     assert answers(DEEPSEEK_V3, 256, kv_dtype="q8_0")[LLAMA_CPP].bytes == 256 * 61 * 18 * 34
 
 
+def test_keys_and_values_apart() -> None:
+    """llama.cpp has a format for each (-ctk, -ctv); the others have one, and say so. 100,352 by hand: 32 x 8 x (136 + 256)."""
+    held = answers(LLAMA_3_8B, 4096, kv_dtype="q8_0/f16")
+    assert held[LLAMA_CPP].bytes == 4096 * 100_352
+    for name in (DYNAMIC, STATIC, VLLM, VLLM_FULL):
+        assert held[name].reason.endswith("keeps keys and values in one format, not in q8_0/fp16")
+    assert answers(LLAMA_3_8B, 4096, kv_dtype="f16/q4_0")[LLAMA_CPP].bytes == 4096 * 32 * 8 * (256 + 72)
+    # heads of 80 hold no whole block of 32, whichever of the two is packed
+    for formats, packed in (("q8_0/f16", "q8_0"), ("f16/q4_0", "q4_0")):
+        reason = answers(model(heads(2, 80)), 256, kv_dtype=formats)[LLAMA_CPP].reason
+        assert reason == f"{packed} packs 32 elements, which do not divide a head of 80"
+    assert "not fp8/fp16" in answers(LLAMA_3_8B, 256, kv_dtype="fp8/f16")[LLAMA_CPP].reason
+    # MLA's one row is in the keys' format: 18 blocks of 34 bytes
+    assert answers(DEEPSEEK_V3, 256, kv_dtype="q8_0/f16")[LLAMA_CPP].bytes == 256 * 61 * 18 * 34
+
+
 def test_borrowing_and_linear_layers_do_not_grow() -> None:
     # case O80
     full = heads(2, 64)

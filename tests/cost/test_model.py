@@ -28,6 +28,7 @@ from manyheads.spec import (
     count,
     weights,
 )
+from manyheads.spec.text import parse_stack
 
 PRE = ("pre_attention", "pre_mlp")
 
@@ -289,6 +290,36 @@ def test_what_if_that_cannot_be():
         what_if(LLAMA_2_70B, "gqa:7")
 
 
+@pytest.mark.parametrize("joined", ["heads:10,gqa:2", "gqa:2,heads:10", "mqa,heads:10,gqa:2", "heads:10 , gqa:2"])
+def test_joined_what_ifs_are_checked_when_all_are_made(joined):
+    """10 query heads over the 8 KV heads of Llama are no layer; over 2 they are."""
+    attention = what_if(LLAMA_2_70B, joined).decoder.blocks[0].attention
+    assert (attention.num_heads, attention.kv.num_kv_heads, attention.head_dim) == (10, 2, 128)
+
+
+def test_joined_what_ifs_are_the_same_in_any_order():
+    base = decoder([Block((AttentionSpec.mha(512, 8),))] * 2)
+    for one, other in (("heads:12", "gqa:3"), ("heads:12", "mha"), ("heads:12", "head-dim:16"), ("gqa:4", "head-dim:16"),
+                       ("window:9", "mqa"), ("window:9", "heads:4"), ("linear", "heads:4")):  # fmt: skip
+        assert what_if(base, f"{one},{other}") == what_if(base, f"{other},{one}")
+
+
+@pytest.mark.parametrize(
+    ("joined", "words"),
+    [
+        ("heads:10", "num_heads 10 must be a multiple of num_kv_heads 8"),
+        ("gqa:2,heads:9", "num_heads 9 must be a multiple of num_kv_heads 2"),
+        ("gqa:64,heads:32", "num_heads 32 must be a multiple of num_kv_heads 64"),
+        ("heads:32,gqa:64", "num_heads 32 must be a multiple of num_kv_heads 64"),
+        ("linear,window:9", "is causal or bidirectional"),
+        ("window:9,linear", "is causal or bidirectional"),
+    ],
+)
+def test_joined_what_ifs_that_cannot_be(joined, words):
+    with pytest.raises(SpecError, match=f"^--what-if '{joined}': .*{words}"):
+        what_if(LLAMA_2_70B, joined)
+
+
 def test_what_if_changes_only_the_generating_stack():
     other = what_if(t5_small(), "gqa:2")
     assert other.encoder == t5_small().encoder
@@ -312,6 +343,26 @@ def test_tensor_parallel_keeps_latents_whole():
 def test_tensor_parallel_that_does_not_divide():
     with pytest.raises(SpecError, match=r"--tensor-parallel 7: 64 query heads"):
         rank_of(LLAMA_2_70B, 7)
+
+
+@pytest.mark.parametrize(
+    ("stack", "ranks", "valid"),
+    [
+        (llama(2, 3072, 24, 8, 8192, 128_256), 3, [1, 2, 4, 8, 24]),  # 3 divides 24 and not 8
+        (llama(2, 3072, 24, 6, 8192, 128_256), 4, [1, 2, 3, 6, 12, 24]),
+        (llama(2, 3072, 24, 24, 8192, 128_256), 5, [1, 2, 3, 4, 6, 8, 12, 24]),
+        (parse_stack("gqa(64, 12/2x8), gqa(64, 8/2x8)"), 3, [1, 2, 4]),
+        (parse_stack("encoder: gqa(64, 6/6x8, bidirectional); decoder: mha(64, 4x8) + gqa(64, 4/4x8, cross=64)"), 4, [1, 2]),
+        (parse_stack("linear(64, 8/4x8, value_heads=8, state_heads=8), mla(64, 16x8+4, rank=8)"), 16, [1, 2, 4, 8]),
+    ],
+)  # fmt: skip
+def test_tensor_parallel_offers_what_it_accepts(stack, ranks, valid):
+    """Every attention of the model shares out its heads, key/value heads among them, or keeps one on several ranks."""
+    with pytest.raises(SpecError, match=f"^--tensor-parallel {ranks}: ") as told:
+        rank_of(stack, ranks)
+    assert [int(n) for n in str(told.value).rpartition("valid: ")[2].split(", ")] == valid
+    for number in valid:
+        rank_of(stack, number)
 
 
 def test_largest_batch():

@@ -8,13 +8,18 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import manyheads
 from manyheads.cost.pricing import price
 from manyheads.errors import SpecError
 from manyheads.facts.hardware import find_hardware
 from manyheads.report.jsonform import dumps
 from manyheads.report.text import render
+from manyheads.spec import StackSpec
 from manyheads.spec.text import parse, parse_stack
+from strategies import models
 
 ROOT = Path(__file__).parents[2]
 LLAMA_2_70B = "gqa(8192, 64/8x128, rope=1e4) + mlp(28672, gated) x 80; vocab=32000"
@@ -159,11 +164,125 @@ def test_text_has_a_table_for_every_question_and_fits_80_columns(llama):
         ({"batch": 0}, "batch"),
         ({"kv_dtype": "fp7"}, "fp7"),
         ({"weight_dtype": ""}, "dtype"),
+        ({"kv_dtype": "q8_0/f16/f16"}, "as in q8_0/f16; found 'q8_0/f16/f16'"),
+        ({"kv_dtype": "q8_0/"}, "unknown dtype ''"),
+        ({"kv_dtype": None}, "a dtype is named by a word, found None"),
         ({"tensor_parallel": 7}, "64 query heads"),
+        ({"tensor_parallel": 0}, "tensor_parallel must lie in"),
+        ({"tensor_parallel": 2.0}, "tensor_parallel must be an integer"),
         ({"what_if": ["gqa:7"]}, "64"),
         ({"what_if": ["nonsense"]}, "nonsense"),
+        ({"what_if": [8]}, "--what-if is a text, found 8"),
     ],
 )
 def test_bad_requests(options, message):
     with pytest.raises(SpecError, match=message):
         price(parse_stack(LLAMA_2_70B), **options)
+
+
+def test_the_example_of_the_package_runs(tmp_path: Path) -> None:
+    """Line by line as its docstring has it, of a model in a folder."""
+    pytest.importorskip("torch")
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    lines = [re.split(r" {3,}", line.strip())[0] for line in manyheads.__doc__.splitlines() if line.startswith("    ")]
+    names: dict = {"manyheads": manyheads}
+    for line in lines:
+        exec(line.replace("path/to/model", str(tmp_path)), names)
+    assert len(lines) == 4
+    assert names["report"].data["context"] == 131_072
+    # by hand: 2 layers x 2 KV heads x (16 + 16) x 2 B
+    assert names["report"].data["kv_cache"]["bytes"] == 131_072 * 2 * 2 * 32 * 2
+    assert names["layer"].spec == names["spec"]
+
+
+def test_one_layer_has_a_price() -> None:
+    for text in ("gqa(64, 4/2)", "mha(64, 4, bidirectional)", "gqa(64, 4/2, buckets=32)", "linear(64, 4)"):
+        assert price(parse(text), context=100).data == price(parse_stack(text), context=100).data
+    assert price(parse("gqa(64, 4/2)")).title == "model: 1 layer of gqa(64, 4/2x16)"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("llama-2-70b", "found 'llama-2-70b'; manyheads.read makes one"),
+        (None, "a StackSpec or an AttentionSpec has a price, found None"),
+        (parse("gqa(64, 4/2, borrowed=3)"), "reads what layer 3 keeps: it has a price within its stack only"),
+    ],
+)
+def test_what_has_no_price(asked: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        price(asked)  # type: ignore[arg-type]
+
+
+def test_cross_attention_alone() -> None:
+    """By hand: W_q 96 x 96, W_k and W_v 40 x 48 each, W_o 96 x 96; 30 memory tokens of 3 heads x (16 + 16) in 2 bytes; scores
+    of 6 heads x 10 x 30 in 2 bytes.
+    """
+    own = data_of("gqa(96, 6/3x16, cross=40)", context=10, source_tokens=30, what_if=["mha", "heads:12"], memory=10**6,
+                  hardware=find_hardware("h100"), tensor_parallel=3)  # fmt: skip
+    assert own["parameters"]["attention"] == 2 * 96 * 96 + 2 * 40 * 48
+    assert own["kv_cache"]["bytes"] == own["kv_cache"]["cross_bytes"] == 30 * 3 * 32 * 2
+    assert own["kv_cache"]["bytes_per_token"] == 0
+    assert own["score_bytes_per_layer"] == 6 * 10 * 30 * 2
+    assert data_of("gqa(96, 6/3x16, cross=40)")["context"] == 4096
+
+
+@given(stack=models(), options=st.fixed_dictionaries({"context": st.integers(0, 500), "batch": st.integers(1, 3)}))
+def test_every_model_has_a_price(stack: StackSpec, options: dict[str, int]) -> None:
+    """Whatever a spec can say is priced and printed; encoders and layers of MLPs alone among them."""
+    report = price(stack, memory=10**6, what_if=[], **options)
+    render(report, file=io.StringIO(), width=80, color=False)
+    json.loads(dumps(report))
+
+
+LLAMA_3_8B = "gqa(4096, 32/8x128, rope=5e5) + mlp(14336, gated) x 32; vocab=128256, context=8192"
+
+
+def test_keys_and_values_in_formats_of_their_own() -> None:
+    """By hand: 32 layers x 8 heads x (128 x 34/32 + 128 x 2) = 100,352 B a token; the other way round the same, and at q4_0/f16
+    32 x 8 x (128 x 18/32 + 256) = 83,968.
+    """
+    own = data_of(LLAMA_3_8B, kv_dtype="q8_0/f16", context=4096)
+    assert own["kv_cache"]["bytes_per_token"] == 100_352
+    assert own["kv_cache"]["bytes"] == 4096 * 100_352
+    assert (own["kv_dtype"], own["key_dtype"], own["value_dtype"]) == ("q8_0/f16", "q8_0", "fp16")
+    assert own["kv_cache"]["product"] == ["32 layers x 4,096 tokens x 8 KV heads x (128 x 34/32 + 128 x 2) B"]
+    assert own["decode"]["cache_read_bytes"] == 4096 * 100_352
+    assert data_of(LLAMA_3_8B, kv_dtype="f16/q8_0")["kv_cache"]["bytes_per_token"] == 100_352
+    assert data_of(LLAMA_3_8B, kv_dtype="q4_0/f16")["kv_cache"]["bytes_per_token"] == 83_968
+    same = data_of(LLAMA_3_8B, kv_dtype="q8_0/q8_0")["kv_cache"]
+    assert same == data_of(LLAMA_3_8B, kv_dtype="q8_0")["kv_cache"]
+
+
+def test_engines_that_cannot_keep_it_say_so_in_the_table() -> None:
+    out = io.StringIO()
+    render(price(parse_stack(LLAMA_3_8B), kv_dtype="q8_0/f16"), file=out, width=200, color=False)
+    assert "What must the cache hold, in q8_0/f16?" in out.getvalue()
+    said = "keeps keys and values in one format, not in q8_0/fp16"
+    for names, engine in (("transformers DynamicCache, transformers StaticCache", "transformers"),
+                          ("vLLM, vLLM without its hybrid cache manager", "vLLM")):  # fmt: skip
+        assert f"left out, {names}: {engine} {said}" in out.getvalue()
+    plain = io.StringIO()
+    render(price(parse_stack(LLAMA_3_8B)), file=plain, width=200, color=False)
+    assert "left out, " not in plain.getvalue()
+
+
+def test_which_format_is_the_keys() -> None:
+    """Keys of 8 elements, values of 32, in 4 and 2 bytes; of MLA both lie in the latent, which is kept as keys are; a state is
+    kept in the wider of the two.
+    """
+    apart = "gqa(64, 4/2x8, v=32)"
+    assert data_of(apart, kv_dtype="fp32/bf16")["kv_cache"]["bytes_per_token"] == 2 * (8 * 4 + 32 * 2)
+    assert data_of(apart, kv_dtype="bf16/fp32")["kv_cache"]["bytes_per_token"] == 2 * (8 * 2 + 32 * 4)
+    latent = data_of("mla(64, 4x8+4, rank=16)", kv_dtype="fp32/bf16")["kv_cache"]
+    assert latent["bytes_per_token"] == (16 + 4) * 4
+    assert latent["expanded_bytes_per_token"] == 4 * (12 * 4 + 8 * 2)
+    assert latent["product"] == ["1 layers x 4,096 tokens x (16 latent + 4 rotary) x 4 B"]
+    state = 4 * (16 * 16 + 16)
+    for formats, each in (("q8_0/f16", 2), ("f16/q8_0", 2), ("fp32/f16", 4)):
+        assert data_of("linear(64, 4)", kv_dtype=formats)["kv_cache"]["state_bytes"] == state * each
+    lent = data_of("gqa(64, 4/2x8, v=32), gqa(64, 4/2x8, v=32, borrowed=0)", context=10, kv_dtype="fp32/bf16")
+    assert lent["decode"]["cache_read_bytes"] == 2 * 10 * 2 * (8 * 4 + 32 * 2)
+    assert lent["decode"]["cache_write_bytes"] == 2 * (8 * 4 + 32 * 2)

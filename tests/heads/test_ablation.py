@@ -66,6 +66,18 @@ def test_zero_ablation_is_the_loss_without_the_columns() -> None:
             weight.data.copy_(before)
 
 
+def test_a_head_is_asked_for_as_it_is_written() -> None:
+    model, ids = build("llama"), inputs("llama")["input_ids"]
+    found = ablation(model, [ids], heads="2:1,3")
+    assert found.score("2:1") == found.score("L2H1") == found.score((2, 1)) == found.score(Head(2, 1))
+    with pytest.raises(ManyheadsError, match="'two' is not the address of a head"):
+        found.score("two")
+    with pytest.raises(ManyheadsError, match="there is no head 9:1"):
+        found.score("9:1")
+    by_words, by_heads = (removal_curve(model, [ids], order, counts=[2]) for order in (["2:1", (2, 3)], found.heads()))
+    assert by_words.values == by_heads.values
+
+
 def padded() -> dict[str, torch.Tensor]:
     ids = inputs("llama", batch=3)["input_ids"].clone()
     mask = torch.ones_like(ids)
@@ -307,7 +319,7 @@ def test_heads_and_counts_that_make_no_sense_are_refused() -> None:
     model, ids = build("llama"), inputs("llama")["input_ids"]
     curve = lambda order, counts, **more: removal_curve(model, [ids], order, counts=counts, **more)  # noqa: E731
     for call, match in (
-        (lambda: curve([Head(0, 0), Head(0, 0)], [1]), "head 0:0 stands twice"),
+        (lambda: curve([Head(0, 0), "0:0"], [1]), "head 0:0 stands twice"),
         (lambda: curve([Head(0, 0)], [2]), "2 heads are to be removed and the order names 1; valid: 0 to 1"),
         (lambda: curve([Head(0, 0)], []), "no number of heads"),
         (lambda: curve([Head(9, 0)], [1]), "there is no layer 9"),

@@ -84,7 +84,8 @@ def report(planted: Any, tokenizer: Any, text: str) -> RoleReport:
 
 def test_heads_that_were_built_for_it_and_one_that_was_not(report: RoleReport) -> None:
     assert report.label(Head(0, 0)) in ("previous token", "positional")
-    assert report.label(Head(0, 1)) == ""
+    assert report.label(Head(0, 1)) == report.label("0:1") == ""
+    assert report.of("L0H3") == report.of(Head(0, 3))
     assert report.label(Head(0, 2)) in ("fixed offset", "positional")
     assert report.label(Head(0, 3)) == "first token"
     assert report.labels() == {head: report.label(head) for head in map(Head, [0] * 4, range(4))}

@@ -28,7 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weight-dtype", metavar="TYPE", default="", help="format of the weights (default: the file's)"
     )
-    parser.add_argument("--kv-dtype", metavar="TYPE", default=DEFAULT_DTYPE, help="format of the cache (default bf16)")
+    parser.add_argument(
+        "--kv-dtype", metavar="TYPE", default=DEFAULT_DTYPE,
+        help="format of the cache (default bf16); q8_0/f16: of keys and values apart",
+    )  # fmt: skip
     parser.add_argument("--hardware", metavar="NAME", default="", help="time the steps on h100, m2, ...; this-machine")
     parser.add_argument("--memory", metavar="SIZE", default="", help="does it fit in 80GB, 24GiB? exit 1 where not")
     parser.add_argument("--tensor-parallel", metavar="N", default="1", help="also the bytes of one rank of N")
@@ -64,10 +67,11 @@ def add_model(parser: argparse.ArgumentParser, *, runs: bool = False) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the price; 1 where it does not fit in --memory."""
     from manyheads.checkpoints import open_model
+    from manyheads.cost.parallel import MOST_RANKS
 
     contexts = quantities.contexts(options.context) if options.context else [0]
     batch = quantities.positive("--batch", options.batch)
-    ranks = quantities.positive("--tensor-parallel", options.tensor_parallel, 4096)
+    ranks = quantities.positive("--tensor-parallel", options.tensor_parallel, MOST_RANKS)
     budget = quantities.memory(options.memory) if options.memory else 0
     source_tokens = (
         quantities.positive("--source-tokens", options.source_tokens, 10**12) if options.source_tokens else 0

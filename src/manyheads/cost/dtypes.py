@@ -5,9 +5,10 @@ from __future__ import annotations
 from manyheads.cost.algebra import Number, ceil_div
 from manyheads.errors import SpecError
 from manyheads.facts.ggml_types import GGML_BLOCKS
+from manyheads.quoting import shown
 from manyheads.record import record
 
-__all__ = ["DTYPES", "DType", "dtype"]
+__all__ = ["DTYPES", "DType", "KVDType", "dtype", "kv_dtype"]
 
 
 @record
@@ -32,6 +33,33 @@ class DType:
     def bits_text(self) -> str:
         """Bytes an element for a sentence: "2" or "34/32"."""
         return str(self.block_bytes) if self.block_elements == 1 else f"{self.block_bytes}/{self.block_elements}"
+
+
+@record
+class KVDType:
+    """What cached keys and values are kept in, the two apart or alike. MLA's latents and rotary keys count as keys: values
+    are read out of the same rows.
+    """
+
+    keys: DType
+    values: DType
+
+    @property
+    def name(self) -> str:
+        """ "bf16" where both are kept alike, else keys before values: "q8_0/fp16"."""
+        return self.keys.name if self.keys == self.values else f"{self.keys.name}/{self.values.name}"
+
+    @property
+    def wider(self) -> DType:
+        """The one with more bytes an element: what running states, which are neither keys nor values, are priced in."""
+        one, other = self.keys, self.values
+        return one if one.block_bytes * other.block_elements >= other.block_bytes * one.block_elements else other
+
+    def bytes(self, keys: Number, values: Number) -> Number:
+        """Bytes of so many elements of keys and of values; kept alike, they share their last block."""
+        if self.keys == self.values:
+            return self.keys.bytes(keys + values)
+        return self.keys.bytes(keys) + self.values.bytes(values)
 
 
 # name: (elements a block, bytes a block, arithmetic)
@@ -79,8 +107,18 @@ DTYPES = tuple(_TABLE)
 
 def dtype(name: str) -> DType:
     """The format called `name` (any of the usual spellings); SpecError lists the valid ones."""
+    if not isinstance(name, str):
+        raise SpecError(f"a dtype is named by a word, found {shown(name)}; valid: {', '.join(DTYPES)}")
     key = name.strip().lower().removeprefix("torch.")
     key = _ALIASES.get(key, key)
     if key not in _TABLE:
-        raise SpecError(f"unknown dtype {name!r}; valid: {', '.join(DTYPES)}")
+        raise SpecError(f"unknown dtype {shown(name)}; valid: {', '.join(DTYPES)}")
     return DType(key, *_TABLE[key])
+
+
+def kv_dtype(name: str) -> KVDType:
+    """The formats of keys and values: one for both, as in "q8_0", or keys before values, as in "q8_0/f16"."""
+    parts = name.split("/") if isinstance(name, str) else [name]
+    if len(parts) > 2:
+        raise SpecError(f"a cache has one format, or those of keys and values as in q8_0/f16; found {shown(name)}")
+    return KVDType(dtype(parts[0]), dtype(parts[-1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from manyheads.cost.dtypes import DType
+from manyheads.cost.dtypes import KVDType
 from manyheads.cost.layer import conv_elements
 from manyheads.spec.attention import AttentionSpec, Borrowed
 from manyheads.spec.kv import State
@@ -38,11 +38,13 @@ def conv_channels(spec: AttentionSpec) -> int:
     return conv_elements(replace(spec, kv=replace(spec.kv, conv_width=2))) if spec.kv.conv_width else 0
 
 
-def refused_dtype(kv_dtype: DType, valid: tuple[str, ...], engine: str) -> str | None:
-    """Why `engine` cannot keep its cache in this format, None where it can."""
-    if kv_dtype.name in valid:
+def refused_dtype(kept: KVDType, valid: tuple[str, ...], engine: str, *, apart: bool = False) -> str | None:
+    """Why `engine` cannot keep its cache in this format, None where it can; `apart`: it can keep keys and values in two."""
+    if kept.keys != kept.values and not apart:
+        return f"{engine} keeps keys and values in one format, not in {kept.name}"
+    if kept.keys.name in valid and kept.values.name in valid:
         return None
-    return f"{engine} keeps its cache as {', '.join(valid)}, not {kv_dtype.name}"
+    return f"{engine} keeps its cache as {', '.join(valid)}, not {kept.name}"
 
 
 def refused_state(stack: StackSpec, engine: str) -> str | None:

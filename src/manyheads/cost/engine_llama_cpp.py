@@ -9,9 +9,9 @@ one stream of cells a sequence.
 from __future__ import annotations
 
 from manyheads.cost.algebra import ceil_div, least
-from manyheads.cost.dtypes import DType, dtype
+from manyheads.cost.dtypes import KVDType, dtype
 from manyheads.cost.engine_layers import keepers, refused_dtype, refused_state, window_of
-from manyheads.cost.layer import cache_elements, conv_elements, state_elements
+from manyheads.cost.layer import cache_elements, cache_parts, conv_elements, state_elements
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.kv import Heads, State
 from manyheads.spec.masks import Band, Bidirectional
@@ -28,34 +28,32 @@ def _padded(cells: int) -> int:
     return int(CELLS * ceil_div(cells, CELLS))
 
 
-def _row_bytes(spec: AttentionSpec, kv_dtype: DType) -> int:
+def _row_bytes(spec: AttentionSpec, kept: KVDType) -> int:
     """Bytes of a cell of one layer: a row of keys and a row of values, or MLA's one row of latent and rotary key."""
-    if not isinstance(spec.kv, Heads):
-        return int(kv_dtype.bytes(cache_elements(spec)))
-    keys = spec.kv.num_kv_heads * spec.kv.head_dim
-    return int(kv_dtype.bytes(keys) + kv_dtype.bytes(cache_elements(spec) - keys))
+    keys, values = cache_parts(spec)
+    return int(kept.keys.bytes(keys) + kept.values.bytes(values))
 
 
-def _refused_blocks(stack: StackSpec, kv_dtype: DType) -> str | None:
+def _refused_blocks(stack: StackSpec, kept: KVDType) -> str | None:
     """llama_init_from_model refuses a head whose size the format's blocks do not divide."""
     for spec, _ in keepers(stack):
         if isinstance(spec.source, Cross) or isinstance(spec.kv, State):
             continue
-        sizes = (spec.head_dim, spec.v_head_dim) if isinstance(spec.kv, Heads) else (cache_elements(spec),)
-        for size in sizes:
-            if size % kv_dtype.block_elements:
-                return f"{kv_dtype.name} packs {kv_dtype.block_elements} elements, which do not divide a head of {size}"
+        values = spec.v_head_dim if isinstance(spec.kv, Heads) else 0
+        for size, own in ((spec.head_dim if values else cache_elements(spec), kept.keys), (values, kept.values)):
+            if size % own.block_elements:
+                return f"{own.name} packs {own.block_elements} elements, which do not divide a head of {size}"
     return None
 
 
 def llama_cpp_held(
-    stack: StackSpec, *, context: int, batch: int, kv_dtype: DType, source_tokens: int
+    stack: StackSpec, *, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> dict[str, int] | str:
     """What a llama.cpp context of `batch` sequences of `context` tokens allocates, or why it would not."""
     if stack.decoder is None:
         return "an encoder keeps no cache"
-    refusal = refused_dtype(kv_dtype, _DTYPES, "llama.cpp") or refused_state(stack, "llama.cpp")
-    refusal = refusal or _refused_blocks(stack, kv_dtype)
+    refusal = refused_dtype(kept, _DTYPES, "llama.cpp", apart=True) or refused_state(stack, "llama.cpp")
+    refusal = refusal or _refused_blocks(stack, kept)
     if refusal is not None:
         return refusal
     # Architectures whose every layer is windowed (Mistral, Phi-3) have their window ignored: arch "llama" does not read
@@ -69,9 +67,9 @@ def llama_cpp_held(
             parts["state_bytes"] += times * batch * dtype("fp32").bytes(conv_elements(spec) + state_elements(spec))
         elif window_of(spec) and read:
             window_cells = _padded(least(cells, window_of(spec) + UBATCH))
-            parts["windowed_bytes"] += times * batch * window_cells * _row_bytes(spec, kv_dtype)
+            parts["windowed_bytes"] += times * batch * window_cells * _row_bytes(spec, kept)
         else:
-            parts["full_bytes"] += times * batch * cells * _row_bytes(spec, kv_dtype)
+            parts["full_bytes"] += times * batch * cells * _row_bytes(spec, kept)
     parts["encoder_output_bytes"] = _encoder_output_bytes(stack, batch * source_tokens)
     return {"bytes": sum(parts.values()), "cells": cells, **parts}
 

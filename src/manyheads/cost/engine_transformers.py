@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from manyheads.cost import formulas
 from manyheads.cost.algebra import least
-from manyheads.cost.dtypes import DType, dtype
+from manyheads.cost.dtypes import DType, KVDType, dtype
 from manyheads.cost.engine_layers import conv_channels, keepers, refused_dtype, refused_state, window_of
 from manyheads.cost.layer import cache_elements, state_elements
 from manyheads.spec.attention import AttentionSpec, Cross
@@ -19,15 +19,17 @@ from manyheads.spec.stack import StackSpec
 
 __all__ = ["dynamic_held", "expanded_held", "static_held"]
 
+# How a reason begins that no reader of a table needs.
+BESIDE_THE_POINT = "of interest"
 _DTYPES = ("fp64", "fp32", "bf16", "fp16")
 # (keys held, keys stored) after prefill, then the same after one more step.
 _Keys = tuple[int, int, int, int]
 
 
-def _refusal(stack: StackSpec, kv_dtype: DType) -> str | None:
+def _refusal(stack: StackSpec, kept: KVDType) -> str | None:
     if stack.decoder is None:
         return "an encoder keeps no cache"
-    return refused_dtype(kv_dtype, _DTYPES, "transformers") or refused_state(stack, "transformers")
+    return refused_dtype(kept, _DTYPES, "transformers") or refused_state(stack, "transformers")
 
 
 def _dynamic_keys(spec: AttentionSpec, context: int, source_tokens: int) -> _Keys:
@@ -63,7 +65,7 @@ def _part(spec: AttentionSpec) -> str:
 
 
 def dynamic_held(
-    stack: StackSpec, *, context: int, batch: int, kv_dtype: DType, source_tokens: int
+    stack: StackSpec, *, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> dict[str, int] | str:
     """What DynamicCache(config=...) holds, or why the question does not arise.
 
@@ -71,9 +73,10 @@ def dynamic_held(
     of `context` tokens at once, and after one more token. The other keys are the parts of `storage_prefill_bytes`, and
     `bytes` is that number.
     """
-    refusal = _refusal(stack, kv_dtype)
+    refusal = _refusal(stack, kept)
     if refusal is not None:
         return refusal
+    kv_dtype = kept.keys
     sums = [0, 0, 0, 0]
     parts = dict.fromkeys(("full_bytes", "windowed_bytes", "cross_bytes", "state_bytes"), 0)
     for spec, times in keepers(stack):
@@ -88,12 +91,13 @@ def dynamic_held(
 
 
 def static_held(
-    stack: StackSpec, *, context: int, batch: int, kv_dtype: DType, source_tokens: int
+    stack: StackSpec, *, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> dict[str, int] | str:
     """What StaticCache(config, max_cache_len=context) holds from its first update on: windows of min(W, context)."""
-    refusal = _refusal(stack, kv_dtype)
+    refusal = _refusal(stack, kept)
     if refusal is not None:
         return refusal
+    kv_dtype = kept.keys
     parts = dict.fromkeys(("full_bytes", "windowed_bytes", "cross_bytes", "state_bytes"), 0)
     for spec, times in keepers(stack):
         if isinstance(spec.kv, State):
@@ -110,15 +114,16 @@ def static_held(
 
 
 def expanded_held(
-    stack: StackSpec, *, context: int, batch: int, kv_dtype: DType, source_tokens: int
+    stack: StackSpec, *, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> dict[str, int] | str:
     """What DynamicCache held of an MLA model in transformers 4.57.6: keys and values of every head, H·(n + r + v)."""
-    refusal = _refusal(stack, kv_dtype)
-    if refusal is not None:
-        return refusal
     specs = list(keepers(stack))
     if any(not isinstance(spec.kv, Latent) for spec, _ in specs) or source_tokens:
-        return "of interest for MLA models only: other layers are held as in 5.24.0"
+        return f"{BESIDE_THE_POINT} for MLA models only: other layers are held as in 5.24.0"
+    refusal = _refusal(stack, kept)
+    if refusal is not None:
+        return refusal
+    kv_dtype = kept.keys
     elements = 0
     for spec, times in specs:
         assert isinstance(spec.kv, Latent)

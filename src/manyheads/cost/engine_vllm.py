@@ -11,7 +11,7 @@ defaults: blocks of 16 tokens, prefix caching on, layers outermost, no speculati
 from __future__ import annotations
 
 from manyheads.cost.algebra import ceil_div, most
-from manyheads.cost.dtypes import DType, dtype
+from manyheads.cost.dtypes import DType, KVDType, dtype
 from manyheads.cost.engine_layers import keepers, refused_dtype, refused_state, window_of
 from manyheads.cost.layer import cache_elements, conv_elements, state_elements
 from manyheads.spec.attention import AttentionSpec, Cross
@@ -99,14 +99,14 @@ def _group_layers(kinds: dict[_Kind, int]) -> int:
 
 
 def _held(
-    stack: StackSpec, context: int, batch: int, kv_dtype: DType, source_tokens: int, *, windows: bool
+    stack: StackSpec, context: int, batch: int, kept: KVDType, source_tokens: int, *, windows: bool
 ) -> dict[str, int] | str:
     if stack.decoder is None:
         return "an encoder keeps no cache"
-    refusal = refused_dtype(kv_dtype, _DTYPES, "vLLM") or refused_state(stack, "vLLM")
+    refusal = refused_dtype(kept, _DTYPES, "vLLM") or refused_state(stack, "vLLM")
     if refusal is not None:
         return refusal
-    kinds = _kinds(stack, kv_dtype, windows=windows)
+    kinds = _kinds(stack, kept.keys, windows=windows)
     if not kinds:
         return "no layer keeps a cache"
     if len({(name, window) for name, window, *_ in kinds}) == 1:
@@ -130,14 +130,14 @@ def _held(
 
 
 def paged_held(
-    stack: StackSpec, *, context: int, batch: int, kv_dtype: DType, source_tokens: int
+    stack: StackSpec, *, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> dict[str, int] | str:
     """What `batch` requests of `context` tokens hold in vLLM's blocks, windows given back; or why they would not."""
-    return _held(stack, context, batch, kv_dtype, source_tokens, windows=True)
+    return _held(stack, context, batch, kept, source_tokens, windows=True)
 
 
 def full_pages_held(
-    stack: StackSpec, *, context: int, batch: int, kv_dtype: DType, source_tokens: int
+    stack: StackSpec, *, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> dict[str, int] | str:
     """The same with --disable-hybrid-kv-cache-manager: beside a full layer, a windowed one keeps every token too."""
     specs = [spec for spec, _ in keepers(stack)]
@@ -146,4 +146,4 @@ def full_pages_held(
     windows = sorted({window_of(spec) for spec in specs if not isinstance(spec.source, Cross)})
     if len(windows) > 2 and not windows[0]:
         return f"layers of one group must have one window, found {', '.join(map(str, windows[1:]))}"
-    return _held(stack, context, batch, kv_dtype, source_tokens, windows=False)
+    return _held(stack, context, batch, kept, source_tokens, windows=False)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import field
 
-from manyheads.cost.dtypes import DType, dtype
+from manyheads.cost.dtypes import KVDType
+from manyheads.cost.dtypes import kv_dtype as formats
 from manyheads.cost.engine_llama_cpp import llama_cpp_held
 from manyheads.cost.engine_transformers import dynamic_held, expanded_held, static_held
 from manyheads.cost.engine_vllm import full_pages_held, paged_held
@@ -132,21 +133,21 @@ def engine_answers(
 ) -> tuple[EngineAnswer, ...]:
     """What each engine of ENGINES holds of `stack`'s cache after `context` tokens of each of `batch` sequences.
 
-    `kv_dtype`: format that keys, values and latents are kept in; `source_tokens`: what the encoder read. SpecError
+    `kv_dtype`: format that keys, values and latents are kept in, or two as in "q8_0/f16"; `source_tokens`: what the encoder read. SpecError
     where a number is out of range or the format unknown; an engine that would not hold this says so in `reason`.
     """
     check.size("context", context)
     check.size("batch", batch)
     check.size("source_tokens", source_tokens, least=0)
-    kept = dtype(kv_dtype)
+    kept = formats(kv_dtype)
     return tuple(_answer(row, stack, context, batch, kept, source_tokens) for row in ENGINES)
 
 
 def _answer(
-    row: tuple[str, str, _Held, str, str], stack: StackSpec, context: int, batch: int, kept: DType, source_tokens: int
+    row: tuple[str, str, _Held, str, str], stack: StackSpec, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> EngineAnswer:
     name, version, held, rule, provenance = row
-    found = held(stack, context=context, batch=batch, kv_dtype=kept, source_tokens=source_tokens)
+    found = held(stack, context=context, batch=batch, kept=kept, source_tokens=source_tokens)
     if isinstance(found, str):
         return EngineAnswer(name, version, 0, {}, rule, provenance, applies=False, reason=found)
     details = dict(found)

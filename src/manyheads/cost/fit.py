@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from manyheads.cost.capacity import largest_batch, longest_context, needed_bytes
+from manyheads.cost.dtypes import kv_dtype
 from manyheads.cost.parallel import rank_of
 from manyheads.cost.workload import Workload
 from manyheads.errors import SpecError
@@ -48,7 +49,7 @@ def _change(stack: StackSpec, load: Workload, budget: int, ranks: int) -> str:
 def _remedies(stack: StackSpec, load: Workload, ranks: int) -> Iterator[tuple[str, StackSpec, Workload]]:
     rank = rank_of(stack, ranks)
     for name in ("fp8", "q4_0"):
-        if load.kv.bytes(256) > replace(load, kv_dtype=name).kv.bytes(256):
+        if load.kv.bytes(256, 256) > kv_dtype(name).bytes(256, 256):
             yield (
                 f"--kv-dtype {name}",
                 rank,

@@ -11,6 +11,7 @@ from manyheads.spec.kv import Heads, Latent, State
 __all__ = [
     "cache_elements",
     "cache_held_elements",
+    "cache_parts",
     "conv_elements",
     "core_intensity",
     "core_macs",
@@ -18,10 +19,11 @@ __all__ = [
     "key_token_macs",
     "pair_macs",
     "query_token_macs",
-    "read_elements",
+    "read_parts",
     "score_elements",
     "state_elements",
     "state_token_macs",
+    "tokens_held",
 ]
 
 
@@ -93,12 +95,23 @@ def score_elements(spec: AttentionSpec, batch: Number, queries: Number, keys: Nu
 
 def cache_elements(spec: AttentionSpec) -> int:
     """Elements that a token adds to the layer's cache: K(q + v), c + r for MLA, 0 for State and for borrowed layers."""
+    return sum(cache_parts(spec))
+
+
+def cache_parts(spec: AttentionSpec) -> tuple[int, int]:
+    """`cache_elements` as keys and values apart; MLA's rows, of which values are a part, count as keys."""
+    return (0, 0) if isinstance(spec.source, Borrowed) else read_parts(spec)
+
+
+def read_parts(spec: AttentionSpec) -> tuple[int, int]:
+    """Elements of keys and of values that a query reads of each cached token; a borrowing layer reads its lender's."""
     kv = spec.kv
-    if isinstance(kv, State) or isinstance(spec.source, Borrowed):
-        return 0
+    if isinstance(kv, State):
+        return 0, 0
     if isinstance(kv, Latent):
-        return int(formulas.latent_cache_elements(kv.rank, kv.rope_dim))
-    return int(formulas.heads_cache_elements(kv.num_kv_heads, kv.head_dim, kv.v_head_dim))
+        return int(formulas.latent_cache_elements(kv.rank, kv.rope_dim)), 0
+    keys = formulas.heads_cache_elements(kv.num_kv_heads, kv.head_dim, 0)
+    return int(keys), int(formulas.heads_cache_elements(kv.num_kv_heads, 0, kv.v_head_dim))
 
 
 def state_elements(spec: AttentionSpec) -> int:
@@ -118,19 +131,14 @@ def conv_elements(spec: AttentionSpec) -> int:
     return (kv.conv_width - 1) * channels
 
 
+def tokens_held(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Number:
+    """Tokens that the layer's cache holds after `tokens` tokens (and `memory` encoder tokens), at best: windows end growth."""
+    return memory if isinstance(spec.source, Cross) else keys_held(spec.mask, tokens)
+
+
 def cache_held_elements(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Number:
-    """Cache elements of one sequence after `tokens` tokens (and `memory` encoder tokens), at best: windows end growth."""
-    held = memory if isinstance(spec.source, Cross) else keys_held(spec.mask, tokens)
-    return held * cache_elements(spec)
-
-
-def read_elements(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Number:
-    """Cache elements that one decode step reads; a borrowing layer reads what its lender keeps."""
-    kv = spec.kv
-    if isinstance(spec.source, Borrowed) and isinstance(kv, Heads):
-        width = formulas.heads_cache_elements(kv.num_kv_heads, kv.head_dim, kv.v_head_dim)
-        return keys_held(spec.mask, tokens) * width
-    return cache_held_elements(spec, tokens, memory)
+    """Cache elements of one sequence after `tokens` tokens (and `memory` encoder tokens), as `tokens_held` has it."""
+    return tokens_held(spec, tokens, memory) * cache_elements(spec)
 
 
 def core_macs(spec: AttentionSpec, queries: Number, keys: Number, form: str = "expanded") -> tuple[Number, Number]:

@@ -189,27 +189,28 @@ def cache_bytes(model: StackSpec, load: Workload, tokens: Number | None = None) 
     held = load.context if tokens is None else tokens
     if model.decoder is None:
         return CacheBytes(0, 0, 0)
-    growing = _sum(model, lambda a: 0 if isinstance(a.source, Cross) else layer.cache_held_elements(a, held))
-    cross = _sum(model, lambda a: layer.cache_held_elements(a, 0, load.source_tokens))
     state = _sum(model, layer.state_elements) + _sum(model, layer.conv_elements)
     return CacheBytes(
-        load.kv.bytes(load.batch * growing), load.kv.bytes(load.batch * cross), load.state.bytes(load.batch * state)
+        _kv_bytes(model, load, load.batch, lambda a: layer.tokens_held(a, held)),
+        _kv_bytes(model, load, load.batch, lambda a: layer.tokens_held(a, 0, load.source_tokens)),
+        load.state.bytes(load.batch * state),
     )
+
+
+def _kv_bytes(
+    model: StackSpec, load: Workload, batch: Number, tokens: Callable[[AttentionSpec], Number], *, read: bool = False
+) -> Number:
+    """Bytes of keys and values of so many tokens of each attention: of those it keeps, or of those that it reads."""
+    parts = layer.read_parts if read else layer.cache_parts
+    keys, values = (_sum(model, lambda a, i=i: tokens(a) * parts(a)[i]) for i in (0, 1))  # type: ignore[misc]
+    return load.kv.bytes(batch * keys, batch * values)
 
 
 def cache_slope(model: StackSpec, load: Workload, tokens: Number) -> Number:
     """Bytes that one more token adds to one sequence's cache after `tokens` tokens."""
     if model.decoder is None:
         return 0
-    grow = _sum(
-        model,
-        lambda a: (
-            0
-            if isinstance(a.source, Cross)
-            else layer.cache_held_elements(a, tokens + 1) - layer.cache_held_elements(a, tokens)
-        ),
-    )
-    return load.kv.bytes(grow)
+    return _kv_bytes(model, load, 1, lambda a: layer.tokens_held(a, tokens + 1) - layer.tokens_held(a, tokens))
 
 
 def full_slope_elements(model: StackSpec) -> int:
@@ -264,13 +265,11 @@ def decode_traffic(model: StackSpec, load: Workload) -> Traffic:
     """
     if model.decoder is None:
         return Traffic(0, 0, 0, 0)
-    read = _sum(model, lambda a: layer.read_elements(a, load.context, load.source_tokens))
-    write = _sum(model, lambda a: 0 if isinstance(a.source, Cross) else layer.cache_elements(a))
     state = _sum(model, layer.state_elements) + _sum(model, layer.conv_elements)
     return Traffic(
         weight_bytes(model, load, read_weight_elements(model, load.batch)),
-        load.kv.bytes(load.batch * read),
-        load.kv.bytes(load.batch * write),
+        _kv_bytes(model, load, load.batch, lambda a: layer.tokens_held(a, load.context, load.source_tokens), read=True),
+        _kv_bytes(model, load, load.batch, lambda a: int(not isinstance(a.source, Cross))),
         2 * load.state.bytes(load.batch * state),
     )
 

@@ -12,16 +12,25 @@ from dataclasses import replace
 from manyheads.cost.algebra import ceil_div
 from manyheads.errors import SpecError
 from manyheads.spec.attention import AttentionSpec
-from manyheads.spec.kv import Heads, State
 from manyheads.spec.stack import Block, Mlp, Moe, Stack, StackSpec
 
-__all__ = ["rank_of"]
+__all__ = ["MOST_RANKS", "rank_of"]
+
+MOST_RANKS = 4096
 
 
 def rank_of(model: StackSpec, ranks: int) -> StackSpec:
-    """The share of `model` that the fullest of `ranks` ranks holds."""
+    """The share of `model` that the fullest of `ranks` ranks holds. SpecError, with the numbers that would do, where the heads
+    of one of its attentions cannot be shared out so.
+    """
     if ranks == 1:
         return model
+    attentions = {a for stack in model.stacks for block, _ in stack.groups for a in block.attentions}
+    refused = sorted(filter(None, (_refusal(spec, ranks) for spec in attentions)))
+    if refused:
+        most = min(MOST_RANKS, *(spec.num_heads for spec in attentions))
+        valid = (n for n in range(1, most + 1) if not any(_refusal(spec, n) for spec in attentions))
+        raise SpecError(f"--tensor-parallel {ranks}: {refused[0]}; valid: {', '.join(map(str, valid))}")
     stacks = tuple(_stack(stack, ranks) for stack in model.stacks)
     return replace(model, stacks=stacks, vocab_size=ceil_div(model.vocab_size, ranks))
 
@@ -43,27 +52,29 @@ def _mlp(mlp: Mlp | Moe | None, ranks: int) -> Mlp | Moe | None:
     return replace(mlp, width=ceil_div(mlp.width, ranks), shared_width=ceil_div(mlp.shared_width, ranks))
 
 
-def _attention(spec: AttentionSpec, ranks: int) -> AttentionSpec:
+# Heads that are shared out beside the query heads, and what they are called.
+_SHARED = {
+    "num_kv_heads": "key/value heads", "num_key_heads": "key heads", "num_value_heads": "value heads",
+    "num_state_heads": "state heads",
+}  # fmt: skip
+
+
+def _shared(spec: AttentionSpec) -> dict[str, int]:
+    """The counts of the heads that keep something, by their fields; MLA's latents stand whole on every rank."""
+    return {name: getattr(spec.kv, name) for name in _SHARED if hasattr(spec.kv, name)}
+
+
+def _refusal(spec: AttentionSpec, ranks: int) -> str:
+    """Why `ranks` ranks cannot share out the heads of one attention, "" where they can."""
     if spec.num_heads % ranks:
-        raise SpecError(
-            f"--tensor-parallel {ranks}: {spec.num_heads} query heads do not divide by {ranks}; valid: "
-            f"{', '.join(str(n) for n in range(1, spec.num_heads + 1) if spec.num_heads % n == 0)}"
-        )
-    kv = spec.kv
-    if isinstance(kv, Heads):
-        kv = replace(kv, num_kv_heads=_share(kv.num_kv_heads, ranks, "key/value heads"))
-    elif isinstance(kv, State):
-        kv = replace(
-            kv,
-            num_key_heads=_share(kv.num_key_heads, ranks, "key heads"),
-            num_value_heads=_share(kv.num_value_heads, ranks, "value heads"),
-            num_state_heads=_share(kv.num_state_heads, ranks, "state heads"),
-        )
-    return replace(spec, num_heads=spec.num_heads // ranks, kv=kv)
+        return f"{spec.num_heads} query heads do not divide by {ranks}"
+    for name, heads in _shared(spec).items():
+        if heads % ranks and ranks % heads:
+            return f"{heads} {_SHARED[name]} neither divide by {ranks} nor divide it"
+    return ""
 
 
-def _share(heads: int, ranks: int, what: str) -> int:
-    """heads / ranks where it divides; one replicated head where ranks are a multiple of the heads."""
-    if heads % ranks and ranks % heads:
-        raise SpecError(f"--tensor-parallel {ranks}: {heads} {what} neither divide by {ranks} nor divide it")
-    return max(1, heads // ranks)
+def _attention(spec: AttentionSpec, ranks: int) -> AttentionSpec:
+    """Heads / ranks of each kind; one replicated head where ranks are a multiple of the heads."""
+    shares = {name: max(1, heads // ranks) for name, heads in _shared(spec).items()}
+    return replace(spec, num_heads=spec.num_heads // ranks, kv=replace(spec.kv, **shares) if shares else spec.kv)  # type: ignore[arg-type]

@@ -8,26 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
-from manyheads.cost import layer, model
+from manyheads.cost import formulas, layer, model
 from manyheads.cost.algebra import ceil_div
 from manyheads.cost.capacity import all_weight_bytes
+from manyheads.cost.dtypes import KVDType
+from manyheads.cost.dtypes import kv_dtype as formats
 from manyheads.cost.engines import engine_answers
 from manyheads.cost.fit import fit
 from manyheads.cost.pairs import keys_held
-from manyheads.cost.parallel import rank_of
+from manyheads.cost.parallel import MOST_RANKS, rank_of
 from manyheads.cost.parameters import active_parameters, parameter_parts, stored_parameters
 from manyheads.cost.roofline import Machine, roofline
 from manyheads.cost.training import kept_activation_bytes
 from manyheads.cost.whatif import what_if as changed
 from manyheads.cost.workload import Workload
+from manyheads.errors import SpecError
+from manyheads.quoting import shown
 from manyheads.report.value import Report
-from manyheads.spec.attention import AttentionSpec, Cross
+from manyheads.spec import check
+from manyheads.spec.attention import AttentionSpec, Borrowed, Cross
 from manyheads.spec.inventory import Weight, count, weights
 from manyheads.spec.kv import Heads, Latent, State
 from manyheads.spec.stack import StackSpec
-from manyheads.spec.text import layer_text, to_text
+from manyheads.spec.text import layer_text, parse_stack, to_text
 
 __all__ = ["SCHEMA", "default_context", "default_source_tokens", "price"]
 
@@ -36,7 +42,7 @@ FALLBACK_CONTEXT = 4096
 
 
 def price(
-    stack: StackSpec,
+    stack: StackSpec | AttentionSpec,
     *,
     context: int | Sequence[int] = 0,
     batch: int = 1,
@@ -52,11 +58,14 @@ def price(
     source: str = "",
     notes: Sequence[str] = (),
 ) -> Report:
-    """The price of `stack` for `batch` sequences of `context` tokens; several contexts are compared, the last is priced.
+    """The price of a model, or of one layer alone, for `batch` sequences of `context` tokens; several contexts are compared,
+    the last is priced.
 
+    stack            what `manyheads.read` returns; or an AttentionSpec, priced as `manyheads.read` of its text would be
     context          tokens; 0 for the model's own limit, else 4,096
     source_tokens    what an encoder reads, 0 for its own limit or the context
-    weight_dtype     format of weights, kv_dtype of cached keys and values (`manyheads.cost.dtypes`)
+    weight_dtype     format of weights (`manyheads.cost.dtypes`); kv_dtype: of cached keys and values, or "q8_0/f16" for the two
+                     apart, keys first (MLA's latents count as keys; running states take the wider)
     weight_bytes     what a file's weights really occupy, 0 to derive it
     hardware         a device of `manyheads.facts.hardware` to time the steps on
     memory           a budget in bytes: what fits in it, and what would
@@ -65,11 +74,13 @@ def price(
 
     Raises SpecError where something asked contradicts the model. Nothing is measured and nothing leaves the machine.
     """
+    stack = _model(stack)
+    check.size("tensor_parallel", tensor_parallel, most=MOST_RANKS)
     contexts = [context] if isinstance(context, int) else list(context)
     contexts = [tokens or default_context(stack) for tokens in contexts] or [default_context(stack)]
     load = Workload(
         contexts[-1], batch, source_tokens or default_source_tokens(stack, contexts[-1]), weight_dtype, kv_dtype,
-        kv_dtype, "fp32" if weight_dtype in ("fp32", "float32") else "bf16", weight_bytes,
+        formats(kv_dtype).wider.name, "fp32" if weight_dtype in ("fp32", "float32") else "bf16", weight_bytes,
     )  # fmt: skip
     data: dict[str, Any] = {"schema": SCHEMA, "model": name, "source": source, "notes": list(notes)}
     data |= _priced(stack, load, contexts, hardware, memory, tensor_parallel)
@@ -85,9 +96,23 @@ def price(
     return Report(title=_title(data), tables=tables(data), data=data, notes=tuple(notes))
 
 
+def _model(asked: object) -> StackSpec:
+    """`asked` as a whole model: one layer is a stack of it."""
+    if isinstance(asked, StackSpec):
+        return asked
+    if not isinstance(asked, AttentionSpec):
+        hint = "; manyheads.read makes one of a path, a name or words" if isinstance(asked, str | PathLike) else ""
+        raise SpecError(f"a StackSpec or an AttentionSpec has a price, found {shown(asked)}{hint}")
+    if isinstance(asked.source, Borrowed):
+        raise SpecError(
+            f"{to_text(asked)} reads what layer {asked.source.layer} keeps: it has a price within its stack only"
+        )
+    return parse_stack(to_text(asked))
+
+
 def _title(data: Mapping[str, Any]) -> str:
-    uniform = len(data["layer_specs"]) == 1
-    return f"{data['model']}: {data['layers']} layers" + (f" of {data['spec']}" if uniform else "")
+    uniform, many = len(data["layer_specs"]) == 1, "s" * (data["layers"] != 1)
+    return f"{data['model']}: {data['layers']} layer{many}" + (f" of {data['spec']}" if uniform else "")
 
 
 def default_context(stack: StackSpec) -> int:
@@ -121,6 +146,8 @@ def _priced(
         "batch": load.batch,
         "weight_dtype": load.weight_dtype,
         "kv_dtype": load.kv_dtype,
+        "key_dtype": load.kv.keys.name,
+        "value_dtype": load.kv.values.name,
         "score_dtype": load.score_dtype,
         "parameters": _parameters(stack, load, inventory),
         "kv_cache": _kv_cache(stack, load),
@@ -206,32 +233,37 @@ def _expanded_slope(stack: StackSpec, load: Workload) -> int | None:
     latent = [(a, n) for a, n in model.attentions(stack) if isinstance(a.kv, Latent)]
     if not latent:
         return None
-    return int(load.kv.bytes(sum(n * layer.pair_macs(a, "expanded") for a, n in latent)))
+    keys, values = (
+        sum(n * formulas.heads_cache_elements(a.num_heads, *sizes) for (a, n), sizes in zip(latent, each, strict=True))
+        for each in ([(a.head_dim, 0) for a, _ in latent], [(0, a.v_head_dim) for a, _ in latent])
+    )
+    return int(load.kv.bytes(keys, values))
 
 
 def _products(stack: StackSpec, load: Workload) -> list[str]:
     """The product behind each share of the cache, one line for each kind of layer."""
     lines = []
     for spec, times in model.attentions(stack):
-        each, element = layer.cache_elements(spec), load.kv.bits_text
+        each = layer.cache_elements(spec)
         crossing = isinstance(spec.source, Cross)
         tokens = load.source_tokens if crossing else keys_held(spec.mask, load.context)
         if each and tokens:
             label = "memory tokens" if crossing else "tokens"
-            width = _width_text(spec)
-            lines.append(f"{times} layers x {tokens:,} {label} x {width} x {element} B")
+            lines.append(f"{times} layers x {tokens:,} {label} x {_width_text(spec, load.kv)} B")
         if isinstance(spec.kv, State):
             fixed = layer.state_elements(spec) + layer.conv_elements(spec)
             lines.append(f"{times} layers x {fixed:,} state elements x {load.state.bits_text} B, whatever the length")
     return [f"{load.batch} sequences x {line}" if load.batch > 1 else line for line in lines]
 
 
-def _width_text(spec: AttentionSpec) -> str:
-    kv = spec.kv
+def _width_text(spec: AttentionSpec, kept: KVDType) -> str:
+    kv, keys, values = spec.kv, kept.keys.bits_text, kept.values.bits_text
     if isinstance(kv, Latent):
-        return f"({kv.rank} latent + {kv.rope_dim} rotary)"
+        return f"({kv.rank} latent + {kv.rope_dim} rotary) x {keys}"
     assert isinstance(kv, Heads)
-    return f"{kv.num_kv_heads} KV heads x ({kv.head_dim} + {kv.v_head_dim})"
+    if keys == values:
+        return f"{kv.num_kv_heads} KV heads x ({kv.head_dim} + {kv.v_head_dim}) x {keys}"
+    return f"{kv.num_kv_heads} KV heads x ({kv.head_dim} x {keys} + {kv.v_head_dim} x {values})"
 
 
 def _at(stack: StackSpec, load: Workload) -> dict[str, Any]:
@@ -246,9 +278,12 @@ def _at(stack: StackSpec, load: Workload) -> dict[str, Any]:
 
 
 def _score_bytes(stack: StackSpec, load: Workload) -> int:
-    """The widest layer's scores: B·H·T·T·b, one copy."""
-    own = [block.attention for block, _ in stack.main.groups if block.attention is not None]
-    return max(int(load.score.bytes(layer.score_elements(a, load.batch, load.context, load.context))) for a in own)
+    """The widest scores of any attention of the generating stack: B·H·T·T·b, over a memory of S tokens B·H·T·S·b; one copy."""
+    widest = 0
+    for spec, _ in model.attentions(stack):
+        keys = load.source_tokens if isinstance(spec.source, Cross) else load.context
+        widest = max(widest, int(load.score.bytes(layer.score_elements(spec, load.batch, load.context, keys))))
+    return widest
 
 
 def _macs(macs: model.Macs) -> dict[str, Any]:

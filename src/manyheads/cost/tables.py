@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from manyheads.cost.engine_transformers import BESIDE_THE_POINT
 from manyheads.report import units
 from manyheads.report.value import Column, Table
 
@@ -119,10 +120,13 @@ def _contexts(data: Data) -> Table:
 def _engines(data: Data) -> Table:
     """Every engine's bytes; its rule where it holds more than the ideal, or less certain than measured."""
     ideal, plain = data["kv_cache"]["bytes"], []
+    without: dict[str, list[str]] = {}
     rows: list[tuple[str, ...]] = [("ideal", *reversed(_both(ideal)), "1.00", "derived")]
     notes = []
     for engine in data["engines"]:
         if not engine["applies"]:
+            if not engine["reason"].startswith(BESIDE_THE_POINT):
+                without.setdefault(engine["reason"], []).append(engine["engine"])
             continue
         name, held = f"{engine['engine']} {engine['version']}", engine["bytes"]
         source = engine["provenance"].split(" ")[0]
@@ -135,6 +139,7 @@ def _engines(data: Data) -> Table:
         notes.append(
             f"no more than the ideal here: {', '.join(plain)}. Every engine's rule and source: docs/engines.md, --json"
         )
+    notes += [f"left out, {', '.join(names)}: {reason}" for reason, names in without.items()]
     columns = (*_columns("engine", "rounded", "bytes", "x ideal"), Column("figure"))
     return Table("What do engines really hold?", columns, tuple(rows), tuple(notes))
 

@@ -2,15 +2,18 @@
 
 A change touches every attention of the generating stack (the decoder, or a lone encoder) and one field alone: `heads:16`
 keeps the head size and `head-dim:32` the count, so that `heads:16,head-dim:32` is a row of the 2017 paper's head
-study. It is a price of another model, not a conversion: nothing here says what quality it would have.
+study. Of joined changes only what comes out in the end must be a layer: `heads:10,gqa:2` and `gqa:2,heads:10` are the same. It
+is a price of another model, not a conversion: nothing here says what quality it would have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 from manyheads.spec.attention import AttentionSpec, Borrowed, Cross, Self
 from manyheads.spec.kv import Heads, Latent, State
 from manyheads.spec.masks import Causal, Chunk, Window
@@ -25,8 +28,16 @@ Change = Callable[[AttentionSpec], AttentionSpec]
 
 
 def what_if(model: StackSpec, text: str) -> StackSpec:
-    """`model` with the changes that `text` names, joined with commas, applied from left to right."""
-    changes = [_parse(part.strip(), text) for part in text.split(",")]
+    """`model` with the changes that `text` names, joined with commas, applied from left to right; but heads first, since
+    key/value heads and states may follow them, and a window last.
+
+    Raises SpecError where the text is not understood, and where a layer that comes out contradicts itself.
+    """
+    if not isinstance(text, str):
+        raise SpecError(f"--what-if is a text, found {shown(text)}; valid: {', '.join(VALID)}, joined with commas")
+    parts = [part.strip() for part in text.split(",")]
+    ranked = sorted(parts, key=lambda part: part.startswith("window:") - part.startswith("heads:"))
+    changes = [_parse(part, text) for part in ranked]
     cache: dict[AttentionSpec, AttentionSpec] = {}
 
     def changed(spec: AttentionSpec) -> AttentionSpec:
@@ -34,7 +45,7 @@ def what_if(model: StackSpec, text: str) -> StackSpec:
             out = spec
             for change in changes:
                 out = change(out)
-            cache[spec] = out
+            cache[spec] = _checked(out, text)
         return cache[spec]
 
     blocks: dict[Block, Block] = {
@@ -44,18 +55,39 @@ def what_if(model: StackSpec, text: str) -> StackSpec:
     return replace(model, stacks=tuple(main if stack is model.main else stack for stack in model.stacks))
 
 
+def _altered(spec: AttentionSpec, **fields: Any) -> AttentionSpec:
+    """`spec` with other fields, unchecked: what one change leaves may be a layer only after the next."""
+    made = object.__new__(AttentionSpec)
+    made.__dict__.update({name: fields.get(name, getattr(spec, name)) for name in AttentionSpec.__dataclass_fields__})
+    return made
+
+
+def _checked(spec: AttentionSpec, text: str) -> AttentionSpec:
+    try:
+        return replace(spec)
+    except SpecError as error:
+        raise SpecError(f"--what-if {shown(text)}: {error}") from None
+
+
 def _parse(part: str, whole: str) -> Change:
     name, _, argument = part.partition(":")
     if name in _PLAIN and not argument:
         return _PLAIN[name]
-    if name in _NUMBERED and argument.isdecimal() and int(argument) > 0:
-        number = int(argument)
+    number = _number(argument)
+    if name in _NUMBERED and number:
         return lambda spec: _NUMBERED[name](spec, number)
     if name == "mla":
         rank, plus, rope = argument.partition("+")
-        if rank.isdecimal() and int(rank) > 0 and plus and rope.isdecimal():
-            return lambda spec: _mla(spec, int(rank), int(rope))
-    raise SpecError(f"--what-if {whole!r}: {part!r} is not understood; valid: {', '.join(VALID)}, joined with commas")
+        if _number(rank) and plus and (rope == "0" or _number(rope)):
+            return lambda spec: _mla(spec, _number(rank), _number(rope))
+    raise SpecError(
+        f"--what-if {shown(whole)}: {shown(part)} is not understood; valid: {', '.join(VALID)}, joined with commas"
+    )
+
+
+def _number(text: str) -> int:
+    """The number of 1 or more that `text` writes, 0 for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else 0
 
 
 def _as_heads(spec: AttentionSpec, num_kv_heads: int) -> AttentionSpec:
@@ -63,8 +95,8 @@ def _as_heads(spec: AttentionSpec, num_kv_heads: int) -> AttentionSpec:
     kv = Heads(num_kv_heads, spec.head_dim, spec.v_head_dim)
     if isinstance(spec.kv, Latent):
         bias = replace(spec.bias, k=False, v=False)
-        return replace(spec, kv=kv, bias=bias, source=spec.source)
-    return replace(spec, kv=kv)
+        return _altered(spec, kv=kv, bias=bias)
+    return _altered(spec, kv=kv)
 
 
 def _mha(spec: AttentionSpec) -> AttentionSpec:
@@ -90,13 +122,13 @@ def _mla(spec: AttentionSpec, rank: int, rope_dim: int) -> AttentionSpec:
     positions = Rope(rope_dim, base, "interleaved") if rope_dim else NoPositions()
     source = Self() if isinstance(spec.source, Borrowed) else spec.source
     bias = replace(spec.bias, k=False, v=False)
-    return replace(
+    return _altered(
         spec, kv=latent, positions=positions, source=source, bias=bias, qk_norm=None, scale=latent.head_dim**-0.5
     )
 
 
 def _window(spec: AttentionSpec, keys: int) -> AttentionSpec:
-    return replace(spec, mask=Window(keys)) if isinstance(spec.mask, Causal | Window | Chunk) else spec
+    return _altered(spec, mask=Window(keys)) if isinstance(spec.mask, Causal | Window | Chunk) else spec
 
 
 def _linear(spec: AttentionSpec) -> AttentionSpec:
@@ -107,7 +139,7 @@ def _linear(spec: AttentionSpec) -> AttentionSpec:
     state = State(kv_heads, kv_heads, kv_heads, spec.head_dim, spec.head_dim, spec.v_head_dim)
     mask = Causal() if isinstance(spec.mask, Causal | Window | Chunk) else spec.mask
     positions = NoPositions() if isinstance(spec.positions, Alibi | RelativeBuckets) else spec.positions
-    return replace(
+    return _altered(
         spec, kv=state, mask=mask, positions=positions, source=Self(), softcap=None, sinks=False, qk_norm=None
     )
 
@@ -117,7 +149,7 @@ def _heads(spec: AttentionSpec, num_heads: int) -> AttentionSpec:
     kv = spec.kv
     if isinstance(kv, Heads) and kv.num_kv_heads == spec.num_heads:
         kv = replace(kv, num_kv_heads=num_heads)
-    return replace(spec, num_heads=num_heads, kv=kv)
+    return _altered(spec, num_heads=num_heads, kv=kv)
 
 
 def _head_dim(spec: AttentionSpec, head_dim: int) -> AttentionSpec:
@@ -126,7 +158,7 @@ def _head_dim(spec: AttentionSpec, head_dim: int) -> AttentionSpec:
     if isinstance(kv, Latent):
         if head_dim <= kv.rope_dim:
             raise SpecError(f"head-dim {head_dim} must exceed the rotary part {kv.rope_dim} of MLA's heads")
-        return replace(spec, kv=replace(kv, nope_dim=head_dim - kv.rope_dim), scale=head_dim**-0.5)
+        return _altered(spec, kv=replace(kv, nope_dim=head_dim - kv.rope_dim), scale=head_dim**-0.5)
     v_head_dim = max(1, kv.v_head_dim * head_dim // kv.head_dim)
     if isinstance(kv, State):
         feature_dim = kv.feature_dim if kv.feature_map == "learned" else head_dim
@@ -134,7 +166,7 @@ def _head_dim(spec: AttentionSpec, head_dim: int) -> AttentionSpec:
     else:
         kv = replace(kv, head_dim=head_dim, v_head_dim=v_head_dim)
     scale = head_dim**-0.5 if spec.scale == spec.head_dim**-0.5 else spec.scale
-    return replace(spec, kv=kv, positions=_resized(spec, head_dim), scale=scale)
+    return _altered(spec, kv=kv, positions=_resized(spec, head_dim), scale=scale)
 
 
 def _resized(spec: AttentionSpec, head_dim: int) -> NoPositions | Rope | Alibi | RelativeBuckets:

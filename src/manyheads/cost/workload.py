@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.cost.dtypes import DType, dtype
+from manyheads.cost.dtypes import DType, KVDType, dtype, kv_dtype
 from manyheads.errors import SpecError
 from manyheads.record import record
 from manyheads.spec import check
@@ -18,7 +18,8 @@ class Workload:
 
     `context`: tokens read at once (prefill, training) or cached (decode). `source_tokens`: what an encoder reads.
     `weight_bytes`: what the weights really occupy where a file says so (mixed formats), 0 to derive it. Scores are
-    priced in `score_dtype`, one copy, as naive code holds them; running states in `state_dtype`.
+    priced in `score_dtype`, one copy, as naive code holds them; running states in `state_dtype`. `kv_dtype` is one format or
+    two, keys before values: "q8_0/f16".
     """
 
     context: int
@@ -35,8 +36,9 @@ class Workload:
         check.size("batch", self.batch, most=10**9)
         check.size("source_tokens", self.source_tokens, least=0, most=MOST_TOKENS)
         check.size("weight_bytes", self.weight_bytes, least=0, most=2**63)
-        for name in ("weight_dtype", "kv_dtype", "state_dtype", "score_dtype"):
+        for name in ("weight_dtype", "state_dtype", "score_dtype"):
             dtype(getattr(self, name))
+        kv_dtype(self.kv_dtype)
         if self.score.block_elements != 1:
             raise SpecError(f"scores are computed in a plain format, not in blocks; found {self.score_dtype}")
 
@@ -46,9 +48,9 @@ class Workload:
         return dtype(self.weight_dtype)
 
     @property
-    def kv(self) -> DType:
-        """Format of cached keys, values and latents."""
-        return dtype(self.kv_dtype)
+    def kv(self) -> KVDType:
+        """Formats of cached keys, values and latents."""
+        return kv_dtype(self.kv_dtype)
 
     @property
     def state(self) -> DType:

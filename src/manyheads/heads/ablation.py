@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.address import Head, Heads, addresses, check_heads
+from manyheads.heads.address import Head, Heads, OneHead, address, addresses, check_heads
 from manyheads.heads.batches import places as stacks
 from manyheads.heads.metrics import Batch, Metric, as_batches, measured, metric_of
 from manyheads.heads.places import Place, Placing, seen, select, table
@@ -141,7 +141,7 @@ class Removal:
 def removal_curve(
     model: Any,
     batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
-    order: Sequence[Head],
+    order: Sequence[OneHead],
     *,
     counts: Sequence[int],
     how: str = "zero",
@@ -152,9 +152,9 @@ def removal_curve(
 
     `how` as in `ablation`. ManyheadsError for a head that does not exist or is named twice, and a count beyond the order.
     """
-    given = as_batches(model, batches)
-    if len(set(order)) != len(order):
-        twice = next(head for head in order if list(order).count(head) > 1)
+    given, asked = as_batches(model, batches), [address(head) for head in order]
+    if len(set(asked)) != len(asked):
+        twice = next(head for head in asked if asked.count(head) > 1)
         raise ManyheadsError(f"head {twice} stands twice in the order of removal; expected each once")
     beyond = [count for count in counts if not 0 <= count <= len(order)]
     if beyond or not counts:
@@ -163,7 +163,7 @@ def removal_curve(
     found = torch.zeros((len(counts), len(given)), dtype=torch.float64)
     weights = []
     with _Run(model, given, how, metric).open() as run:
-        gone = [_by_path(run.places, order[:count]) for count in counts]
+        gone = [_by_path(run.places, asked[:count]) for count in counts]
         for number in range(len(given)):
             run.prepare(number)
             weight = 0.0

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from manyheads.errors import ManyheadsError
 from manyheads.quoting import shown
 
-__all__ = ["Head", "Heads", "addresses", "by_layer", "check_heads", "format_head", "format_heads", "format_numbers",
+__all__ = ["Head", "Heads", "OneHead", "address", "addresses", "by_layer", "check_heads", "format_head", "format_heads", "format_numbers",
            "parse_head", "parse_heads", "parse_staged"]  # fmt: skip
 
 _STAGE = r"(?:(?P<stage>(?!\d)[^\s/:;,]{1,100})/)?"
@@ -44,13 +44,10 @@ class Head(NamedTuple):
         return format_head(self)
 
 
+# A head as callers give it; `address` makes a Head of it.
+OneHead: TypeAlias = Head | tuple[int, int] | tuple[int, int, str] | str
 # Heads as callers give them: text, {layer: (head, head)}, {stage: {layer: (head, head)}}, or addresses one by one.
-Heads: TypeAlias = (
-    str
-    | Mapping[int, Sequence[int]]
-    | Mapping[str, Mapping[int, Sequence[int]]]
-    | Iterable[Head | tuple[int, int] | tuple[int, int, str] | str]
-)
+Heads: TypeAlias = str | Mapping[int, Sequence[int]] | Mapping[str, Mapping[int, Sequence[int]]] | Iterable[OneHead]
 
 
 def addresses(heads: Heads) -> list[Head]:
@@ -70,7 +67,7 @@ def addresses(heads: Heads) -> list[Head]:
         return _listed(heads if staged else {"": heads})
     if not isinstance(heads, Iterable):
         raise ManyheadsError(f"{shown(heads)} names no heads; {_VALID_HEADS}")
-    return [_address(head) for head in heads]
+    return [address(head) for head in heads]
 
 
 def _listed(heads: Mapping[Any, Any]) -> list[Head]:
@@ -81,11 +78,12 @@ def _listed(heads: Mapping[Any, Any]) -> list[Head]:
         for layer, numbers in layers.items():
             if isinstance(numbers, str) or not isinstance(numbers, Iterable):
                 raise ManyheadsError(f"layer {layer} is given {shown(numbers)}; expected its heads, such as (1, 3)")
-            found += [_address((layer, number, stage)) for number in numbers]
+            found += [address((layer, number, stage)) for number in numbers]
     return found
 
 
-def _address(head: Any) -> Head:
+def address(head: Any) -> Head:
+    """One head, as callers give it: "17:3", "L17H3", (17, 3), Head(17, 3). Raises ManyheadsError for anything else."""
     if isinstance(head, str):
         return parse_head(head)
     try:

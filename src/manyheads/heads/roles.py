@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.address import Head, format_head
+from manyheads.heads.address import Head, OneHead, address, format_head
 from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.coreference import coreference
@@ -73,18 +73,22 @@ class RoleReport:
     windows: int
     window_tokens: int
 
-    def of(self, head: Head) -> tuple[Role, ...]:
-        """All that was tested about one head, the largest effect first; ManyheadsError for a head that is not there."""
+    def of(self, head: OneHead) -> tuple[Role, ...]:
+        """All that was tested about one head, as "3:1" or Head(3, 1), the largest effect first; ManyheadsError for a head that
+        is not there.
+        """
+        head = address(head)
         found = [one.role(one.heads.index(head)) for one in self.evidence if head in one.heads]
         if not found:
             raise ManyheadsError(f"{format_head(head)}: no role was tested for a head of that address")
         return tuple(sorted(found, key=lambda role: (np.isnan(role.effect), -role.effect)))
 
-    def label(self, head: Head) -> str:
+    def label(self, head: OneHead) -> str:
         """The role that holds with the largest effect; the sink only where nothing else does; "" for none.
 
         ManyheadsError for a head that is not there.
         """
+        head = address(head)
         found = self.labels().get(head)
         if found is None:
             raise ManyheadsError(f"{format_head(head)}: no role was tested for a head of that address")

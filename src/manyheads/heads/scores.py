@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.address import Head
+from manyheads.heads.address import Head, OneHead, address
 from manyheads.heads.places import Place, place_of
 
 __all__ = ["Importance", "rank_correlation", "ranks"]
@@ -52,9 +52,10 @@ class Importance:
             f"batch{'es' * (len(self.weights) != 1)}, baseline {self.baseline:.4f}; {self.seconds:.1f} s)"
         )
 
-    def score(self, head: Head) -> float:
-        """The score of one head. ManyheadsError where there is no such head."""
-        return float(self.scores[place_of(self.places, head), head.head])
+    def score(self, head: OneHead) -> float:
+        """The score of one head, as "3:1" or Head(3, 1). ManyheadsError where there is no such head."""
+        one = address(head)
+        return float(self.scores[place_of(self.places, one), one.head])
 
     def heads(self) -> tuple[Head, ...]:
         """The heads that have a score, row by row."""
