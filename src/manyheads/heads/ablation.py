@@ -158,8 +158,8 @@ def removal_curve(
         raise ManyheadsError(f"head {twice} stands twice in the order of removal; expected each once")
     beyond = [count for count in counts if not 0 <= count <= len(order)]
     if beyond or not counts:
-        asked = f"{beyond[0]} heads are" if beyond else "no number of heads is"
-        raise ManyheadsError(f"{asked} to be removed and the order names {len(order)}; valid: 0 to {len(order)}")
+        many = f"{beyond[0]} heads are" if beyond else "no number of heads is"
+        raise ManyheadsError(f"{many} to be removed and the order names {len(order)}; valid: 0 to {len(order)}")
     found = torch.zeros((len(counts), len(given)), dtype=torch.float64)
     weights = []
     with _Run(model, given, how, metric).open() as run:
