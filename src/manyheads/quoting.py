@@ -3,6 +3,7 @@
     shown(value)       a value as repr writes it: 'llama', [1, 2, 3], {'a': 1...
     shown_name(text)   a name without quotation marks, where it needs none
     shown_path(path)   a path: the same, and longer
+    few(names)         the first of many names, and how many more there are
 
 Values come out of files that nobody vouches for: a key can be megabytes long, a list can hold a million axes. Only as
 much of a value is looked at as is shown.
@@ -11,10 +12,10 @@ much of a value is looked at as is shown.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
-__all__ = ["cut", "one_line", "shown", "shown_name", "shown_path", "visible"]
+__all__ = ["cut", "few", "one_line", "shown", "shown_name", "shown_path", "visible"]
 
 _LONGEST_VALUE = 80
 _LONGEST_PATH = 240
@@ -67,6 +68,13 @@ def shown_name(text: object, most: int = _LONGEST_VALUE) -> str:
 def shown_path(path: str | os.PathLike[str]) -> str:
     """`path` as `shown_name` shows a name; both ends of a long one, since its beginning and its end tell it apart."""
     return shown_name(os.fspath(path), _LONGEST_PATH)
+
+
+def few(names: Iterable[object], most: int = 3) -> str:
+    """The first of `names` with commas between them, each as `shown_name` shows it, and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(map(shown_name, every[:most])) + more
 
 
 def _pieces(value: object, most: int) -> Iterator[str]:

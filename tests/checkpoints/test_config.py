@@ -367,6 +367,8 @@ WRONG = [
     ("layer_types", ["sliding_attention"] * 6, "asks for sliding_attention, but sliding_window is None"),
     ("layer_types", ["chunked_attention"] * 6, "attention_chunk_size is absent"),
     ("sliding_window_pattern", "LLX", "must be an integer or letters L and G"),
+    ("sliding_window_pattern", 0, r"sliding_window_pattern must lie in \[1, \d+\], found 0"),
+    ("no_rope_layer_interval", 0, r"no_rope_layer_interval must lie in \[1, \d+\], found 0"),
     ("tie_word_embeddings", "yes", "tie_word_embeddings must be true or false, found 'yes'"),
     ("n_head", 8, "num_attention_heads 4 and n_head 8 contradict each other"),
     ("n_layer", 12, "num_hidden_layers 6 and n_layer 12 contradict each other"),

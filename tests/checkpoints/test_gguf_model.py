@@ -40,6 +40,8 @@ def value_of(value: object) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + string(value)
     assert isinstance(value, list)
+    if value and all(isinstance(each, bool) for each in value):
+        return struct.pack("<IIQ", 9, 7, len(value)) + bytes(value)
     return struct.pack("<IIQ", 9, 4, len(value)) + struct.pack(f"<{len(value)}I", *value)
 
 
@@ -225,6 +227,18 @@ def test_llama_rows_are_stored_in_pairs() -> None:
         ({"general.architecture": 7}, "GGUF architecture 7 is not described"),
         ({"split.count": 3}, "one of 3 parts of a split GGUF file"),
         ({"llama.attention.head_count_kv": [2, 1]}, r"llama.attention.head_count_kv differs by layer"),
+        ({"llama.attention.head_count": [6, 6, 6]}, r"llama.attention.head_count has 3 values for 2 layers"),
+        ({"llama.attention.head_count_kv": []}, r"llama.attention.head_count_kv has 0 values for 2 layers"),
+        ({"llama.attention.head_count": [6] * 1025}, r"llama.attention.head_count has 1025 values; expected one"),
+        ({"tokenizer.ggml.tokens": [0] * 96}, "tokenizer.ggml.tokens has 96 entries and token_embd.weight 97 rows"),
+        ({"tokenizer.ggml.scores": [0] * 2000}, "tokenizer.ggml.scores has 2000 entries and token_embd.weight 97 rows"),
+        ({"llama.vocab_size": 98}, "llama.vocab_size is 98 and token_embd.weight has 97 rows"),
+        (
+            {"llama.attention.sliding_window": 8, "llama.attention.sliding_window_pattern": 0},
+            "sliding_window_pattern must lie in",
+        ),
+        ({"llama.attention.sliding_window_pattern": [1, 0]}, r"pattern is \(1, 0\); expected true or false for each"),
+        ({"llama.attention.sliding_window_pattern": [True] * 3}, r"expected true or false for each of the 2 layers"),
         ({"llama.block_count": 3}, "9 tensors that the configuration asks for are missing"),
         ({"llama.embedding_length": 40}, "head"),
         ({"llama.attention.head_count": 0}, "num_attention_heads must lie in"),
@@ -250,6 +264,17 @@ def test_a_vocabulary_alone_is_no_model(tmp_path: Path) -> None:
 def test_equal_values_for_every_layer_are_one(tmp_path: Path) -> None:
     path = write(tmp_path / "list.gguf", {**LLAMA, "llama.attention.head_count_kv": [2, 2]}, LLAMA_TENSORS)
     assert open_model(path).stack == open_model(write(tmp_path / "one.gguf", LLAMA, LLAMA_TENSORS)).stack
+
+
+def test_which_layers_see_a_window_is_read(tmp_path: Path) -> None:
+    def kinds(pattern: object) -> list[str]:
+        said = {"llama.attention.sliding_window": 8, "llama.attention.sliding_window_pattern": pattern}
+        found = open_model(write(tmp_path / "windows.gguf", {**LLAMA, **said}, LLAMA_TENSORS))
+        return [type(block.attentions[0].mask).__name__ for block in found.stack.main.blocks]
+
+    assert kinds(2) == ["Window", "Causal"]  # every second layer sees all
+    assert kinds(1) == ["Causal", "Causal"]
+    assert kinds([False, True]) == ["Causal", "Window"]
 
 
 @pytest.mark.real

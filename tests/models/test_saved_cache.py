@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import DynamicCache
 
 import manyheads
+from manyheads.checkpoints import safetensors_header
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models.saved_cache import fingerprint, load_cache, save_cache
 from tiny_transformers import build, inputs
@@ -113,6 +114,19 @@ def test_what_is_no_cache_is_refused_and_nothing_is_left(tmp_path: Path) -> None
         load_cache(tmp_path / "m" / "model.safetensors", model)
     with pytest.raises(CheckpointError):
         load_cache(tmp_path / "nothing", model)
+
+
+def test_its_layers_are_read_however_many_they_are_and_damage_is_told(tmp_path: Path, monkeypatch) -> None:
+    model, ids = build("llama"), inputs("llama", tokens=12)["input_ids"]
+    save_cache(filled(model, ids), tmp_path / "c", model)
+    monkeypatch.setattr(safetensors_header, "_MAX_METADATA", 80)  # the list of layers is longer, the rest is not
+    load_cache(tmp_path / "c", model)
+    monkeypatch.undo()
+    data = (tmp_path / "c").read_bytes()
+    assert b'\\"kind\\"' in data
+    (tmp_path / "c").write_bytes(data.replace(b'\\"kind\\"', b'\\"mind\\"'))
+    with pytest.raises(CheckpointError, match="damaged: the list of its layers cannot be read"):
+        load_cache(tmp_path / "c", model)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
 from manyheads.checkpoints.telltale import is_harmless, is_inert, is_telltale
 from manyheads.errors import CheckpointError, SpecError
-from manyheads.quoting import shown
+from manyheads.quoting import few, shown, shown_name
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["ASSUMPTIONS", "ModelConfig", "NotUnderstoodError", "read_config", "text_part"]
@@ -107,7 +107,7 @@ def text_part(config: Mapping[str, Any], source: str = "config") -> tuple[Mappin
         if not isinstance(inner, Mapping):
             raise CheckpointError(f"{source}: {key} must be an object, found {shown(inner)}")
         others = sorted(name for name in config if isinstance(config[name], Mapping) and name.endswith("_config"))
-        rest = ", ".join(name for name in others if name not in (key, "quantization_config"))
+        rest = few((name for name in others if name not in (key, "quantization_config")), most=6)
         note = f"only {key} is priced" + (f"; {rest} is left out" if rest else "")
         return inner, [note]
     return config, []
@@ -158,7 +158,7 @@ def _pruned(config: Mapping[str, Any], stack: StackSpec, source: str, notes: lis
 
 def _telltales(fields: Fields) -> list[Doubt]:
     return [
-        Doubt(str(key), fields.config[key], "it may change attention or its cache")
+        Doubt(shown_name(key), fields.config[key], "it may change attention or its cache")
         for key in fields.unread()
         if isinstance(key, str) and not is_harmless(key) and is_telltale(key) and not is_inert(fields.config[key])
     ]

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown_path
 
-__all__ = ["appearance", "open_regular"]
+__all__ = ["appearance", "open_regular", "read_small"]
 
 # First bytes of what people pass by mistake, and what it is.
 _APPEARANCES = (
@@ -57,3 +57,22 @@ def open_regular(path: str | os.PathLike[str], *, wanted: str) -> tuple[BinaryIO
     except ValueError:  # a null byte in the path
         raise CheckpointError(f"{name}: is not a possible path; expected {wanted}") from None
     return file, os.fstat(file.fileno()).st_size
+
+
+def read_small(path: str | os.PathLike[str], *, wanted: str, most: int) -> bytes:
+    """All of the file `path`, which may have `most` bytes: the one way to read what a user named and we hold whole.
+
+    Raises CheckpointError, before anything is read, as `open_regular` does and for a larger file.
+    """
+    name = shown_path(path)
+    file, size = open_regular(path, wanted=wanted)
+    with file:
+        if size > most:
+            raise CheckpointError(f"{name}: {size} bytes; expected {wanted}, at most {most} bytes")
+        try:
+            data = file.read((size or most) + 1)
+        except OSError as error:
+            raise CheckpointError(f"{name}: cannot be read ({error.strerror or error})") from None
+    if len(data) > (size or most):  # some systems do not say the size
+        raise CheckpointError(f"{name}: became longer than {size or most} bytes while it was read; expected {wanted}")
+    return data

@@ -22,16 +22,17 @@ from itertools import pairwise
 
 from manyheads.checkpoints.files import appearance, open_regular
 from manyheads.checkpoints.ggml_types import GGML_BLOCKS, GGML_CODES
-from manyheads.checkpoints.gguf_values import ArrayInfo, Cursor, read_value
-from manyheads.checkpoints.tensors import TensorInfo, count_elements
+from manyheads.checkpoints.gguf_values import ArrayInfo, Cursor, TextInfo, read_value
+from manyheads.checkpoints.tensors import MAX_TENSORS, TensorInfo, count_elements
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown, shown_path
 
-__all__ = ["ArrayInfo", "GGUFHeader", "TensorInfo", "read_gguf"]
+__all__ = ["ArrayInfo", "GGUFHeader", "TensorInfo", "TextInfo", "read_gguf"]
 
 _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
 _MAX_AXES = 4
+_MOST_PAIRS = 2**16  # published files have some 50
 _LEAST_PAIR_BYTES = 8 + 4 + 1
 _LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8
 
@@ -41,7 +42,7 @@ class GGUFHeader:
     """What the header of a GGUF file says.
 
     version    2 or 3
-    metadata   by key: int, float, bool, str; a tuple for an array, or ArrayInfo where it was skipped
+    metadata   by key: int, float, bool, str; a tuple for an array; TextInfo and ArrayInfo for what was stepped over
     tensors    in the order of the file
     alignment  bytes; tensors begin at its multiples
     path       the file that was read
@@ -60,7 +61,7 @@ def read_gguf(path: str | os.PathLike[str], *, whole: Collection[str] = ()) -> G
     """Read and check the header of the GGUF file `path`: versions 2 and 3, either byte order.
 
     Arrays of more than 1,024 values (vocabularies, merges) are stepped over, and only their type and length kept,
-    except those whose keys are in `whole`.
+    except those whose keys are in `whole`; so are strings of more than 4,096 bytes.
 
     Raises CheckpointError, one line that names the file and the key or tensor, when the file is missing or unreadable,
     is not GGUF, is truncated (with the bytes that are missing), or contradicts itself.
@@ -88,6 +89,9 @@ def _read(data: mmap.mmap, size: int, where: str, path: str, whole: Collection[s
     tensor_count, pair_count = cursor.u64("the number of tensors"), cursor.u64("the number of metadata pairs")
     cursor.expect(pair_count, _LEAST_PAIR_BYTES, "metadata pairs")
     cursor.expect(tensor_count, _LEAST_TENSOR_BYTES, "tensors")
+    for count, most, what in ((pair_count, _MOST_PAIRS, "metadata pairs"), (tensor_count, MAX_TENSORS, "tensors")):
+        if count > most:
+            raise CheckpointError(f"{where}: {count} {what} in a file of {size} bytes; at most {most} are read")
     metadata = _read_pairs(cursor, pair_count, whole)
     alignment = _alignment_of(metadata, where)
     found = [_read_tensor(cursor, number) for number in range(tensor_count)]
@@ -128,24 +132,31 @@ def _alignment_of(metadata: Mapping[str, object], where: str) -> int:
 def _read_tensor(cursor: Cursor, number: int) -> tuple[TensorInfo, int]:
     """One entry of the table of tensors, and its offset from the start of the data."""
     name = cursor.name(f"the name of tensor {number}")
-    label = f"{cursor.where}: tensor {shown(name)}"
-    axes = cursor.u32(f"the axes of tensor {shown(name)}")
+    what = f"tensor {shown(name)}"
+    axes = cursor.u32(what)
     if axes > _MAX_AXES:
-        raise CheckpointError(f"{label}: {axes} axes; GGUF tensors have at most {_MAX_AXES}")
-    sizes = tuple(cursor.u64(f"the shape of tensor {shown(name)}") for _ in range(axes))
-    code, offset = cursor.u32(f"the type of tensor {shown(name)}"), cursor.u64(f"the offset of tensor {shown(name)}")
+        raise CheckpointError(f"{cursor.where}: {what}: {axes} axes; GGUF tensors have at most {_MAX_AXES}")
+    sizes = tuple(cursor.u64(what) for _ in range(axes))
+    code, offset = cursor.u32(what), cursor.u64(what)
+    try:
+        return _tensor(name, sizes, code), offset
+    except CheckpointError as error:
+        raise CheckpointError(f"{cursor.where}: {what}: {error}") from None
+
+
+def _tensor(name: str, sizes: tuple[int, ...], code: int) -> TensorInfo:
     dtype = GGML_CODES.get(code)
     if dtype is None:
         known = ", ".join(f"{known_code} {known_name}" for known_code, known_name in GGML_CODES.items())
-        raise CheckpointError(f"{label}: ggml type {code} is not one of {known}")
+        raise CheckpointError(f"ggml type {code} is not one of {known}")
     elements = count_elements(sizes)
     if elements is None or 0 in sizes:
-        raise CheckpointError(f"{label}: shape {list(sizes)}; sizes must be 1 or more, and their product fit 64 bits")
+        raise CheckpointError(f"shape {list(sizes)}; sizes must be 1 or more, and their product fit 64 bits")
     block_elements, block_bytes = GGML_BLOCKS[dtype]
     row = sizes[0] if sizes else 1
     if row % block_elements:
-        raise CheckpointError(f"{label}: rows of {row} do not fill whole blocks of {dtype} ({block_elements} elements)")
-    return TensorInfo(name, dtype, sizes[::-1], elements // block_elements * block_bytes), offset
+        raise CheckpointError(f"rows of {row} do not fill whole blocks of {dtype} ({block_elements} elements)")
+    return TensorInfo(name, dtype, sizes[::-1], elements // block_elements * block_bytes)
 
 
 def _check_layout(found: list[tuple[TensorInfo, int]], data_start: int, alignment: int, size: int, where: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from manyheads.checkpoints.config import read_config
 from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.gguf_header import GGUFHeader, read_gguf
+from manyheads.checkpoints.gguf_header import ArrayInfo, GGUFHeader, read_gguf
 from manyheads.checkpoints.gguf_layouts import gguf_layout
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.checkpoints.telltale import is_inert, is_telltale
@@ -122,10 +122,12 @@ def gguf_to_config(header: GGUFHeader) -> dict[str, Any]:
     config: dict[str, Any] = {"model_type": ARCHITECTURES[architecture]}
     for key, value in own.items():
         if key in _KEYS:
-            config[_KEYS[key]] = _single(value, f"{architecture}.{key}", where)
+            config[_KEYS[key]] = _single(value, f"{architecture}.{key}", own.get("block_count"), where)
         elif is_telltale(key.replace(".", "_")) and not is_inert(value) and key not in _UNDERSTOOD:
             config[f"{architecture}.{key}"] = value  # the reader of configurations refuses it by this name
     _shapes(config, names, where)
+    _check_vocabulary(header, architecture, config["vocab_size"], where)
+    _windows(config, own, f"{where}: {architecture}")
     _rotation(config, own, where)
     own_function = _OWN.get(architecture)
     if own_function is not None:
@@ -133,10 +135,14 @@ def gguf_to_config(header: GGUFHeader) -> dict[str, Any]:
     return config
 
 
-def _single(value: object, key: str, where: str) -> object:
-    """One value for all layers: a list of equal ones counts as one."""
+def _single(value: object, key: str, layers: object, where: str) -> object:
+    """One value for all layers: a list of equal ones, one for each, counts as one."""
+    if isinstance(value, ArrayInfo):
+        raise CheckpointError(f"{where}: {key} has {value.length} values; expected one, or one for each layer")
     if not isinstance(value, tuple):
         return value
+    if isinstance(layers, int) and len(value) != layers:
+        raise CheckpointError(f"{where}: {key} has {len(value)} values for {layers} layers; expected one for each")
     if len(set(value)) != 1:
         raise CheckpointError(f"{where}: {key} differs by layer ({shown(value)}), which is not described")
     return value[0]
@@ -154,6 +160,36 @@ def _shapes(config: dict[str, Any], names: Mapping[str, tuple[int, ...]], where:
     if config["model_type"] in ("cohere", "phi"):
         key = "use_qk_norm" if config["model_type"] == "cohere" else "qk_layernorm"
         config[key] = "blk.0.attn_q_norm.weight" in names
+
+
+def _check_vocabulary(header: GGUFHeader, architecture: str, rows: int, where: str) -> None:
+    """Every list of the vocabulary has an entry for each row of the embeddings: llama.cpp loads no other file."""
+    for key in ("tokens", "scores", "token_type"):
+        found = header.metadata.get(f"tokenizer.ggml.{key}")
+        length = found.length if isinstance(found, ArrayInfo) else len(found) if isinstance(found, tuple) else rows
+        if length != rows:
+            raise CheckpointError(
+                f"{where}: tokenizer.ggml.{key} has {length} entries and token_embd.weight {rows} rows; they must be equal"
+            )
+    said = header.metadata.get(f"{architecture}.vocab_size", rows)
+    if said != rows:
+        raise CheckpointError(
+            f"{where}: {architecture}.vocab_size is {shown(said)} and token_embd.weight has {rows} rows; they must be equal"
+        )
+
+
+def _windows(config: dict[str, Any], own: Mapping[str, object], where: str) -> None:
+    """Which layers see a window: every how-manieth sees all, or a flag for each; where neither is said, the family's habit."""
+    key = "attention.sliding_window_pattern"
+    pattern = own.get(key)
+    if isinstance(pattern, tuple | ArrayInfo):
+        flags = pattern if isinstance(pattern, tuple) else ()
+        if len(flags) != own.get("block_count") or not all(isinstance(flag, bool) for flag in flags):
+            count = f"{own.get('block_count')} layers"
+            raise CheckpointError(f"{where}.{key} is {shown(pattern)}; expected true or false for each of the {count}")
+        config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
+    elif pattern is not None:
+        config["sliding_window_pattern"] = pattern
 
 
 def _rotation(config: dict[str, Any], own: Mapping[str, object], where: str) -> None:

@@ -1,4 +1,7 @@
-"""The values of a GGUF header: numbers, strings and arrays, each held against what is left of the file first."""
+"""The values of a GGUF header: numbers, strings and arrays, each held against what is left of the file first.
+
+What is kept of a header is small whatever the file's size: long strings and arrays are stepped over.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,15 @@ from itertools import repeat
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown
 
-__all__ = ["ArrayInfo", "Cursor", "read_value"]
+__all__ = ["ArrayInfo", "Cursor", "TextInfo", "read_value"]
 
 _LONGEST_KEPT_ARRAY = 1024  # no model has as many layers; vocabularies are 30 times longer
+_LONGEST_KEPT_TEXT = 4096  # bytes; chat templates and licences are longer
+_MOST_KEPT = 2**20  # bytes of arrays together
 _MAX_ARRAY_DEPTH = 4
+_MOST_INNER_ARRAYS = 2**16  # llama.cpp's own reader takes no arrays of arrays at all
+_MOST_STRINGS = 2**23  # the largest vocabularies have 262,144 tokens and twice as many merges
+_LONGEST_NAME = 2**16 - 1  # of a key, as the format says; tensors' are shorter
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
@@ -43,14 +51,25 @@ class ArrayInfo:
     length: int
 
 
-class Cursor:
-    """A place in a mapped GGUF file that moves on as values are read, and never past the end of the file."""
+@dataclass(frozen=True)
+class TextInfo:
+    """A string of the metadata that was stepped over: how many bytes it has."""
 
-    __slots__ = ("_u32", "_u64", "at", "data", "order", "size", "where")
+    length: int
+
+
+class Cursor:
+    """A place in a mapped GGUF file that moves on as values are read, and never past the end of the file.
+
+    Also what may still be kept and gone through of this file: `room`, bytes of arrays; `inner_arrays`; `strings`.
+    """
+
+    __slots__ = ("_u32", "_u64", "at", "data", "inner_arrays", "order", "room", "size", "strings", "where")
 
     def __init__(self, data: mmap.mmap, size: int, order: str, where: str) -> None:
         self.data, self.size, self.order, self.where = data, size, order, where
         self.at = 0
+        self.room, self.inner_arrays, self.strings = _MOST_KEPT, _MOST_INNER_ARRAYS, _MOST_STRINGS
         self._u32, self._u64 = struct.Struct(order + "I"), struct.Struct(order + "Q")
 
     def expect(self, count: int, least_bytes: int, what: str) -> None:
@@ -82,14 +101,19 @@ class Cursor:
         value: int = self._u64.unpack_from(self.data, self.advance(8, what))[0]
         return value
 
-    def text(self, what: str) -> bytes:
-        """The bytes of a string."""
-        begin = self.advance(self.u64(f"the length of {what}"), what)
-        return self.data[begin : self.at]
+    def text(self, what: str) -> str | TextInfo:
+        """A string, bytes that are not UTF-8 replaced; TextInfo where it is longer than anything that is looked at."""
+        length = self.u64(f"the length of {what}")
+        begin = self.advance(length, what)
+        return TextInfo(length) if length > _LONGEST_KEPT_TEXT else self.data[begin : self.at].decode(errors="replace")
 
     def name(self, what: str) -> str:
         """A key or a tensor's name: these must be UTF-8."""
-        raw = self.text(what)
+        length = self.u64(f"the length of {what}")
+        begin = self.advance(length, what)
+        if length > _LONGEST_NAME:
+            raise CheckpointError(f"{self.where}: {what} has {length} bytes; at most {_LONGEST_NAME} are read")
+        raw = self.data[begin : self.at]
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -110,57 +134,83 @@ class Cursor:
 
 def read_value(cursor: Cursor, key: str, *, whole: bool) -> object:
     """The value of one metadata pair, from its type on; `whole` keeps an array however long it is."""
-    code = cursor.u32(f"the type of {shown(key)}")
+    what = shown(key)
+    code = cursor.u32(f"the type of {what}")
     if code == _ARRAY:
-        return _read_array(cursor, key, whole=whole, depth=1)
+        return _read_array(cursor, what, whole=whole, depth=1)
     if code == _STRING:
-        return cursor.text(shown(key)).decode(errors="replace")
-    return _read_numbers(cursor, key, code, 1)[0]
+        return cursor.text(what)
+    return _read_numbers(cursor, what, code, 1)[0]
 
 
-def _scalar(cursor: Cursor, key: str, code: int) -> tuple[str, str, int]:
+def _scalar(cursor: Cursor, what: str, code: int) -> tuple[str, str, int]:
     found = _SCALARS.get(code)
     if found is None:
-        raise CheckpointError(f"{cursor.where}: {shown(key)} has value type {code}; GGUF has the types 0 to 12")
+        raise CheckpointError(f"{cursor.where}: {what} has value type {code}; GGUF has the types 0 to 12")
     return found
 
 
-def _read_numbers(cursor: Cursor, key: str, code: int, count: int) -> tuple[object, ...]:
-    _, letter, width = _scalar(cursor, key, code)
-    begin = cursor.advance(count * width, shown(key))
+def _read_numbers(cursor: Cursor, what: str, code: int, count: int) -> tuple[object, ...]:
+    _, letter, width = _scalar(cursor, what, code)
+    begin = cursor.advance(count * width, what)
     values: tuple[object, ...] = struct.unpack_from(f"{cursor.order}{count}{letter}", cursor.data, begin)
     if code == _BOOL:
         if not set(values) <= {0, 1}:
-            raise CheckpointError(f"{cursor.where}: {shown(key)} is a boolean of neither 0 nor 1: {shown(values)}")
+            raise CheckpointError(f"{cursor.where}: {what} is a boolean of neither 0 nor 1: {shown(values)}")
         return tuple(map(bool, values))
     if code in _FLOATS and any(isinstance(value, float) and math.isnan(value) for value in values):
-        raise CheckpointError(f"{cursor.where}: {shown(key)} is NaN; every number must be one")
+        raise CheckpointError(f"{cursor.where}: {what} is NaN; every number must be one")
     return values
 
 
-def _read_array(cursor: Cursor, key: str, *, whole: bool, depth: int) -> tuple[object, ...] | ArrayInfo:
+def _read_array(cursor: Cursor, what: str, *, whole: bool, depth: int) -> tuple[object, ...] | ArrayInfo:
     if depth > _MAX_ARRAY_DEPTH:
-        raise CheckpointError(f"{cursor.where}: {shown(key)}: arrays nested deeper than {_MAX_ARRAY_DEPTH} levels")
-    code = cursor.u32(f"the array type of {shown(key)}")
-    count = cursor.u64(f"the array length of {shown(key)}")
-    kept = whole or count <= _LONGEST_KEPT_ARRAY
+        raise CheckpointError(f"{cursor.where}: {what}: arrays nested deeper than {_MAX_ARRAY_DEPTH} levels")
+    code = cursor.u32(f"the array type of {what}")
+    count = cursor.u64(f"the array length of {what}")
     if code == _STRING:
-        cursor.expect(count, 8, f"strings of {shown(key)}")
-        if kept:
-            return tuple(cursor.text(shown(key)).decode(errors="replace") for _ in range(count))
-        cursor.skip_strings(count, shown(key))
-        return ArrayInfo("string", count)
+        return _read_strings(cursor, what, count, whole=whole)
     if code == _ARRAY:
-        cursor.expect(count, 12, f"arrays of {shown(key)}")
-        inner = (_read_array(cursor, key, whole=whole, depth=depth + 1) for _ in range(count))
-        if kept:
-            return tuple(inner)
-        for _ in inner:
-            pass
-        return ArrayInfo("array", count)
-    name, _, width = _scalar(cursor, key, code)
-    cursor.expect(count, width, f"values of {shown(key)}")
-    if kept:
-        return _read_numbers(cursor, key, code, count)
-    cursor.advance(count * width, shown(key))
+        return _read_arrays(cursor, what, count, whole=whole, depth=depth)
+    name, _, width = _scalar(cursor, what, code)
+    cursor.expect(count, width, f"values of {what}")
+    if _kept(cursor, count, 8 * count, whole=whole):
+        return _read_numbers(cursor, what, code, count)
+    cursor.advance(count * width, what)
     return ArrayInfo(name, count)
+
+
+def _read_strings(cursor: Cursor, what: str, count: int, *, whole: bool) -> tuple[object, ...] | ArrayInfo:
+    cursor.expect(count, 8, f"strings of {what}")
+    cursor.strings -= count
+    if cursor.strings < 0:
+        raise CheckpointError(
+            f"{cursor.where}: {what} has {count} strings; at most {_MOST_STRINGS} are read of one file"
+        )
+    begin = cursor.at
+    cursor.skip_strings(count, what)
+    if not _kept(cursor, count, cursor.at - begin, whole=whole):
+        return ArrayInfo("string", count)
+    cursor.at = begin
+    return tuple(cursor.text(what) for _ in range(count))
+
+
+def _read_arrays(cursor: Cursor, what: str, count: int, *, whole: bool, depth: int) -> tuple[object, ...] | ArrayInfo:
+    cursor.expect(count, 12, f"arrays of {what}")
+    cursor.inner_arrays -= count
+    if cursor.inner_arrays < 0:
+        most = f"at most {_MOST_INNER_ARRAYS} inside of others are read of one file"
+        raise CheckpointError(f"{cursor.where}: {what} has {count} arrays; {most}")
+    kept = whole or count <= _LONGEST_KEPT_ARRAY
+    inner = [_read_array(cursor, what, whole=whole, depth=depth + 1) for _ in range(count)]
+    return tuple(inner) if kept else ArrayInfo("array", count)
+
+
+def _kept(cursor: Cursor, count: int, size: int, *, whole: bool) -> bool:
+    """Whether an array of `count` values, some `size` bytes, is kept; if so, there is less room for others."""
+    if whole:
+        return True
+    if count > _LONGEST_KEPT_ARRAY or size > cursor.room:
+        return False
+    cursor.room -= size
+    return True

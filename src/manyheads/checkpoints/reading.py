@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from manyheads.checkpoints.config import ModelConfig, read_config
 from manyheads.checkpoints.locate import Located, locate
 from manyheads.errors import CheckpointError
-from manyheads.quoting import shown_path
+from manyheads.quoting import few, shown_path
 from manyheads.spec.stack import StackSpec
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.safetensors_header import Header
 
 __all__ = ["Checkpoint", "open_model", "read"]
+
+_MOST_KEYS = 20  # that a note names
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class Checkpoint:
     config: Mapping[str, Any] | None = field(default=None, compare=False)
     notes: tuple[str, ...] = ()
     unknown_keys: tuple[str, ...] = ()
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes, and one on the keys that nothing understood."""
+        unknown = few(self.unknown_keys, _MOST_KEYS)
+        return (*self.notes, f"fields of the config that played no part: {unknown}") if unknown else self.notes
 
 
 def read(model: str | os.PathLike[str], *, revision: str | None = None, assume: str = "") -> StackSpec:

@@ -5,7 +5,8 @@ A file is 8 bytes (little-endian length n), n bytes of JSON that start with "{",
     {"__metadata__": {"format": "pt"}, "name": {"dtype": "BF16", "shape": [m, n], "data_offsets": [begin, end]}, ...}
 
 Everything that the format promises is checked, the size of the file included, so that a truncated download is found
-here and not when its last layer is loaded.
+here and not when its last layer is loaded. The header is read entry by entry: it takes the memory of its bytes and of
+the tensors that it describes, whatever else it holds.
 
 Source: the format's description and reference reader, huggingface/safetensors 0.8 (22 types, header of at most
 100,000,000 bytes).
@@ -13,15 +14,17 @@ Source: the format's description and reference reader, huggingface/safetensors 0
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoints.files import appearance, open_regular
-from manyheads.checkpoints.json_config import load_json_object, parse_json_object
-from manyheads.checkpoints.tensors import LARGEST_TENSOR_ELEMENTS, TensorInfo, count_elements
+from manyheads.checkpoints.files import appearance, open_regular, read_small
+from manyheads.checkpoints.json_config import parse_json_object
+from manyheads.checkpoints.json_stream import JsonStream
+from manyheads.checkpoints.tensors import LARGEST_TENSOR_ELEMENTS, MAX_TENSORS, TensorInfo, count_elements
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown, shown_path
 
@@ -40,6 +43,11 @@ __all__ = [
 MAX_HEADER_BYTES = 100_000_000
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+
+_MAX_INDEX_BYTES = 64 * 2**20
+_MAX_ENTRY_BYTES = 4096  # a thousand axes
+_MAX_METADATA = 4096  # words, and bytes of one that nobody asks for
+_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 
 # Bits of one element, by the format's word for the type.
 DTYPE_BITS: Mapping[str, int] = {
@@ -65,11 +73,13 @@ class Header:
     files: tuple[str, ...]
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: str | os.PathLike[str], *, whole: Collection[str] = ()) -> Header:
     """Read and check the header of the one .safetensors file `path`: 8 bytes and the header, nothing of the tensors.
 
+    Of ``__metadata__``, words of more than 4,096 bytes are passed over, except those whose keys are in `whole`.
+
     Raises CheckpointError, one line that names the file and the tensor, when the file is missing or unreadable, is not
-    safetensors, is truncated (with the bytes that are missing), or contradicts itself.
+    safetensors, is truncated (with the bytes that are missing), has more than 262,144 tensors, or contradicts itself.
     """
     where = shown_path(path)
     file, size = open_regular(path, wanted="a .safetensors file")
@@ -78,9 +88,10 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             raw = _read_raw_header(file.read(8), size, file.read, where)
         except OSError as error:
             raise CheckpointError(f"{where}: cannot be read ({error.strerror or error})") from None
-    entries = parse_json_object(raw, where=f"{where}: safetensors header")
-    metadata = _metadata_of(entries, where)
-    tensors = tensors_of(entries, where=where, data_bytes=size - 8 - len(raw))
+    _check_count(raw.count(b'"data_offsets"'), where)
+    metadata: dict[str, str] = {}
+    entries = _entries(JsonStream(raw, f"{where}: safetensors header"), metadata, where, whole)
+    tensors = _checked(entries, where, data_bytes=size - 8 - len(raw))
     return Header(tensors, metadata, os.fspath(path), (os.path.basename(path),))
 
 
@@ -103,13 +114,51 @@ def _read_raw_header(start: bytes, size: int, read: Any, where: str) -> bytes:
     return raw
 
 
-def _metadata_of(entries: dict[str, Any], where: str) -> dict[str, str]:
-    metadata = entries.pop("__metadata__", None)
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(f"{where}: __metadata__ must map words to words, found {shown(metadata)}")
-    return metadata
+def _entries(
+    stream: JsonStream, metadata: dict[str, str], where: str, whole: Collection[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The entry of each tensor, in the order of the header; what stands in ``__metadata__`` is put into `metadata`."""
+    for name in stream.members():
+        if name == "__metadata__":
+            _read_metadata(stream, metadata, whole)
+        else:
+            yield name, _entry(stream, name, where)
+    stream.end()
+
+
+def _read_metadata(stream: JsonStream, metadata: dict[str, str], whole: Collection[str]) -> None:
+    problem = "__metadata__ must map words to words"
+    for words, key in enumerate(stream.members(problem)):
+        if words == _MAX_METADATA:
+            stream.refuse(f"__metadata__ maps more than {_MAX_METADATA} words")
+        word = stream.text(problem, most=None if key in whole else _MAX_METADATA)
+        if word is not None:
+            metadata[key] = word
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+
+
+def _entry(stream: JsonStream, name: str, where: str) -> Mapping[str, Any]:
+    """The entry of a tensor. Python's own decoder takes what all writers write; the strict one tells what else there is."""
+    raw = stream.flat_object(_MAX_ENTRY_BYTES)
+    if raw is None:
+        most = f"at most {_MAX_ENTRY_BYTES} bytes"
+        stream.refuse(f"tensor {shown(name)}: must be an object with dtype, shape, data_offsets, of {most}")
+    try:
+        entry: dict[str, Any] = _DECODER.decode(raw.decode())
+        if entry.keys() == _ENTRY_KEYS and b"\\" not in raw:
+            return entry
+    except (ValueError, RecursionError):
+        pass
+    return parse_json_object(raw, where=f"{where}: tensor {shown(name)}")
 
 
 def tensors_of(entries: Mapping[str, Any], *, where: str, data_bytes: int | None) -> dict[str, TensorInfo]:
@@ -119,50 +168,62 @@ def tensors_of(entries: Mapping[str, Any], *, where: str, data_bytes: int | None
 
     Raises CheckpointError that begins with `where`.
     """
+    return _checked(entries.items(), where, data_bytes)
+
+
+def _checked(entries: Iterable[tuple[str, Any]], where: str, data_bytes: int | None) -> dict[str, TensorInfo]:
     spans: list[tuple[int, int, str]] = []
     tensors: dict[str, TensorInfo] = {}
-    for name, entry in entries.items():
-        label = f"{where}: tensor {shown(name)}"
-        if not isinstance(entry, dict):
-            raise CheckpointError(f"{label}: must be an object with dtype, shape, data_offsets; found {shown(entry)}")
-        tensors[name] = _tensor_of(name, entry, label)
-        begin, end = _offsets_of(entry, label)
-        spans.append((begin, end, name))
-        if end - begin != tensors[name].nbytes:
+    for name, entry in entries:
+        if name in tensors:
+            raise CheckpointError(f"{where}: tensor {shown(name)} appears twice; it must be given once")
+        _check_count(len(tensors) + 1, where)
+        try:
+            tensor, (begin, end) = _tensor_of(name, entry), _offsets_of(entry)
+        except CheckpointError as error:
+            raise CheckpointError(f"{where}: tensor {shown(name)}: {error}") from None
+        if end - begin != tensor.nbytes:
             raise CheckpointError(
-                f"{label}: {tensors[name].dtype} {list(tensors[name].shape)} takes {tensors[name].nbytes} bytes, its"
-                f" data_offsets [{begin}, {end}] hold {end - begin}"
+                f"{where}: tensor {shown(name)}: {tensor.dtype} {shown(list(tensor.shape))} takes {tensor.nbytes} bytes,"
+                f" its data_offsets [{begin}, {end}] hold {end - begin}"
             )
+        tensors[name] = tensor
+        spans.append((begin, end, name))
     _check_layout(spans, where, data_bytes)
     return tensors
+
+
+def _check_count(tensors: int, where: str) -> None:
+    if tensors > MAX_TENSORS:
+        raise CheckpointError(f"{where}: {tensors} tensors or more; at most {MAX_TENSORS} are read of one model")
 
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_TENSOR_ELEMENTS
 
 
-def _tensor_of(name: str, entry: Mapping[str, Any], label: str) -> TensorInfo:
+def _tensor_of(name: str, entry: Mapping[str, Any]) -> TensorInfo:
     dtype, shape = entry.get("dtype"), entry.get("shape")
     bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
     if not isinstance(dtype, str) or bits is None:
-        raise CheckpointError(f"{label}: dtype {shown(dtype)} is not one of {', '.join(DTYPE_BITS)}")
+        raise CheckpointError(f"dtype {shown(dtype)} is not one of {', '.join(DTYPE_BITS)}")
     if not isinstance(shape, list) or not all(map(_is_size, shape)):
-        raise CheckpointError(f"{label}: shape must be a list of integers from 0 to 2**63 - 1, found {shown(shape)}")
+        raise CheckpointError(f"shape must be a list of integers from 0 to 2**63 - 1, found {shown(shape)}")
     elements = count_elements(tuple(shape))
     if elements is None:
-        raise CheckpointError(f"{label}: shape {shown(shape)} has more elements than 64 bits can count")
+        raise CheckpointError(f"shape {shown(shape)} has more elements than 64 bits can count")
     if elements * bits % 8:
-        raise CheckpointError(f"{label}: {elements} elements of {bits} bits ({dtype}) do not fill whole bytes")
+        raise CheckpointError(f"{elements} elements of {bits} bits ({dtype}) do not fill whole bytes")
     return TensorInfo(name, dtype, tuple(shape), elements * bits // 8)
 
 
-def _offsets_of(entry: Mapping[str, Any], label: str) -> tuple[int, int]:
+def _offsets_of(entry: Mapping[str, Any]) -> tuple[int, int]:
     offsets = entry.get("data_offsets")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise CheckpointError(f"{label}: data_offsets must be [begin, end] in bytes, found {shown(offsets)}")
+        raise CheckpointError(f"data_offsets must be [begin, end] in bytes, found {shown(offsets)}")
     begin, end = offsets
     if begin > end:
-        raise CheckpointError(f"{label}: data_offsets [{begin}, {end}] end before they begin")
+        raise CheckpointError(f"data_offsets [{begin}, {end}] end before they begin")
     return begin, end
 
 
@@ -218,10 +279,10 @@ def read_sharded(folder: str | os.PathLike[str]) -> Header:
 def _read_shards(root: Path) -> Header:
     index_path = root / INDEX_NAME
     where = shown_path(index_path)
-    weight_map = load_json_object(index_path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{where}: weight_map must map tensor names to shard files, found {shown(weight_map)}")
-    shards = _shard_names(weight_map.values(), where)
+    raw = read_small(index_path, wanted="an index of shards", most=_MAX_INDEX_BYTES)
+    shards = _shard_names((shard for _, shard in _weight_map(raw, where)), where)
+    if not shards:
+        raise CheckpointError(f"{where}: weight_map must map tensor names to shard files, found none")
     missing = [shard for shard in shards if not os.path.exists(root / shard)]
     if missing:
         names = ", ".join(map(shown, missing[:3])) + (", ..." if len(missing) > 3 else "")
@@ -232,23 +293,39 @@ def _read_shards(root: Path) -> Header:
     for number, shard in enumerate(shards):
         header = read_header(root / shard)
         metadata = metadata if number else header.metadata
+        _check_count(len(tensors) + len(header.tensors), where)
         for name, tensor in header.tensors.items():
             if name in tensors:
                 both = f"{shown(home[name])} and {shown(shard)}"
                 raise CheckpointError(f"{where}: tensor {shown(name)} is in two shards, {both}; it must be in one")
             tensors[name], home[name] = tensor, shard
-    for name, shard in weight_map.items():
+    for name, shard in _weight_map(raw, where):
         if home.get(name) != shard:
             raise CheckpointError(f"{where}: tensor {shown(name)} is not in {shown(shard)}, where the index places it")
     return Header(tensors, metadata, os.fspath(root), shards)
 
 
-def _shard_names(values: Iterable[object], where: str) -> tuple[str, ...]:
+def _weight_map(raw: bytes, where: str) -> Iterator[tuple[str, str]]:
+    """The shard of each tensor, as the index says; nothing is kept, so that it can be gone through again."""
+    stream = JsonStream(raw, where)
+    for key in stream.members():
+        if key != "weight_map":
+            stream.skip()
+            continue
+        for count, name in enumerate(stream.members("weight_map must map tensor names to shard files"), 1):
+            _check_count(count, where)
+            yield name, str(stream.text(f"shard of {shown(name)} must be the name of a .safetensors file beside it"))
+    stream.end()
+
+
+def _shard_names(values: Iterable[str], where: str) -> tuple[str, ...]:
     """The distinct shard files, each a plain name in the index's own folder."""
     shards: dict[str, None] = {}
     for shard in values:
-        plain = isinstance(shard, str) and shard.endswith(".safetensors") and not set(shard) & set("/\\\0:")
+        if shard in shards:
+            continue
+        plain = shard.endswith(".safetensors") and not set(shard) & set("/\\\0:")
         if not plain:
             raise CheckpointError(f"{where}: shard {shown(shard)} must be the name of a .safetensors file beside it")
-        shards[str(shard)] = None
+        shards[shard] = None
     return tuple(sorted(shards))

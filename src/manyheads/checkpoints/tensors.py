@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["LARGEST_TENSOR_ELEMENTS", "TensorInfo", "count_elements"]
+__all__ = ["LARGEST_TENSOR_ELEMENTS", "MAX_TENSORS", "TensorInfo", "count_elements"]
+
+# Of one model. Kimi K2 has 384 experts in 60 layers, three matrices each, of three tensors where they are packed: 207,000.
+MAX_TENSORS = 2**18
 
 # Both formats hold sizes in 64-bit integers; a product beyond them is a lie or an attack.
 LARGEST_TENSOR_ELEMENTS = 2**63 - 1

@@ -49,7 +49,7 @@ def _by_rule(fields: Fields, draft: Draft, family: Family) -> list[str]:
     pattern = fields.raw("window_pattern", family.window_period or None)
     if isinstance(pattern, str):
         return _by_letters(fields, draft, pattern)
-    period = fields.optional_size("window_pattern", family.window_period or None, least=0) or 0
+    period = fields.optional_size("window_pattern", family.window_period or None) or 0
     first_windowed = fields.optional_size("max_window_layers", least=0) or 0
     if draft.chunk and not draft.window:
         return _chunked(fields, draft)
@@ -114,14 +114,15 @@ def _with_sizes(fields: Fields, draft: Draft, family: Family, kinds: list[str]) 
 
 def _unrotated(fields: Fields, draft: Draft) -> frozenset[int]:
     listed = fields.items("no_rope_layers")
-    interval = fields.optional_size("no_rope_interval", least=0) or 0
     if listed:
+        fields.raw("no_rope_interval")  # understood, and without effect beside a list
         if len(listed) != draft.layers or any(value not in (0, 1) for value in listed):
             fields.fail(
                 f"no_rope_layers must hold {draft.layers} values of 0 or 1 (1: the layer rotates), one a layer; found "
                 f"{len(listed)}: {shown(listed)}"
             )
         return frozenset(index for index, rotates in enumerate(listed) if not rotates)
+    interval = fields.optional_size("no_rope_interval")
     return frozenset(index for index in range(draft.layers) if interval and (index + 1) % interval == 0)
 
 

@@ -9,7 +9,6 @@ from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_output, emit
 
 if TYPE_CHECKING:
-    from manyheads.checkpoints import Checkpoint
     from manyheads.cost.roofline import Machine
 
 __all__ = ["configure", "run"]
@@ -95,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         what_if=options.what_if,
         name=checkpoint.name,
         source=checkpoint.source,
-        notes=_notes(checkpoint),
+        notes=checkpoint.all_notes,
     )
     emit(report, options)
     fits = report.data.get("memory")
@@ -110,10 +109,3 @@ def _machine(name: str) -> Machine:
     from manyheads.facts.hardware import find_hardware
 
     return find_hardware(name)
-
-
-def _notes(checkpoint: Checkpoint) -> list[str]:
-    notes = list(checkpoint.notes)
-    if checkpoint.unknown_keys:
-        notes.append(f"fields of the config that played no part: {', '.join(checkpoint.unknown_keys)}")
-    return notes

@@ -19,7 +19,7 @@ from manyheads.checkpoints.locate import Located
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models import unpacked
 from manyheads.models.tokenizer_files import invented
-from manyheads.quoting import shown_path
+from manyheads.quoting import few, shown_path
 from manyheads.spec.stack import StackSpec
 
 __all__ = [
@@ -286,7 +286,7 @@ def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tu
     if built is not kind:
         model.__class__ = kind  # it has the sizes by now, and saves itself under the name that it always had
     left = sorted(info.get("unexpected_keys") or ())
-    notes = (f"tensors of the file that the model does not use: {_some(left)}",) if left else ()
+    notes = (f"tensors of the file that the model does not use: {few(left)}",) if left else ()
     return model, notes
 
 
@@ -334,12 +334,12 @@ def _check_complete(info: Any, folder: str) -> None:
     missing = sorted(info.get("missing_keys") or ())
     if missing:
         raise CheckpointError(
-            f"{shown_path(folder)}: {len(missing)} weights of the model are not in its files ({_some(missing)}); they "
+            f"{shown_path(folder)}: {len(missing)} weights of the model are not in its files ({few(missing)}); they "
             "would be random numbers, and everything measured with them too"
         )
     odd = sorted(str(item[0] if isinstance(item, tuple) else item) for item in info.get("mismatched_keys") or ())
     if odd:
-        raise CheckpointError(f"{shown_path(folder)}: tensors have another shape than the config says ({_some(odd)})")
+        raise CheckpointError(f"{shown_path(folder)}: tensors have another shape than the config says ({few(odd)})")
 
 
 def _tokenizer(folder: str, gguf: str = "") -> tuple[Any, str]:
@@ -402,10 +402,6 @@ def _save(loaded: Loaded, folder: Path) -> None:
     model.save_pretrained(folder)
     if loaded.tokenizer is not None:
         loaded.tokenizer.save_pretrained(folder)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def first_line(error: BaseException) -> str:

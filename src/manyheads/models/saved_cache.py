@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from manyheads.checkpoints.safetensors_header import read_header
 from manyheads.errors import BackendError, CheckpointError
-from manyheads.quoting import shown_path
+from manyheads.quoting import shown, shown_name, shown_path
 from manyheads.report.files import check_target
 
 __all__ = ["fingerprint", "load_cache", "save_cache"]
@@ -94,15 +94,17 @@ def load_cache(path: str | os.PathLike[str], model: nn.Module) -> Any:
 
     Raises CheckpointError for a file that is no such cache or is damaged, and for another model or dtype.
     """
-    header, where = read_header(path), shown_path(path)
+    header, where = read_header(path, whole=("layers",)), shown_path(path)
     metadata = header.metadata
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{where}: no saved cache ({metadata.get('format')!r}, expected {FORMAT!r}): save_cache writes one"
+            f"{where}: no saved cache ({shown(metadata.get('format'))}, expected {FORMAT!r}): save_cache writes one"
         )
     dtype = str(next(model.parameters()).dtype)
     if metadata.get("model_dtype") != dtype:
-        raise CheckpointError(f"{where}: a cache of a model in {metadata.get('model_dtype')}; this one is in {dtype}")
+        raise CheckpointError(
+            f"{where}: a cache of a model in {shown_name(metadata.get('model_dtype'))}; this one is in {dtype}"
+        )
     if metadata.get("model") != fingerprint(model):
         raise CheckpointError(
             f"{where}: a cache of another model: configuration or weights differ from this {type(model).__name__}"
@@ -111,10 +113,10 @@ def load_cache(path: str | os.PathLike[str], model: nn.Module) -> Any:
 
     from manyheads.models.enabling import cache as made
 
-    cache = made(model, dtype=metadata["stored"])
-    told = json.loads(metadata["layers"])
+    told, kinds = _told(metadata, where)
+    cache = made(model, dtype=metadata.get("stored", "model"))
     layers = [(part, number, layer) for part, each in _parts(cache) for number, layer in enumerate(each)]
-    if [entry["kind"] for entry in told] != [type(layer).__name__ for _, _, layer in layers]:
+    if kinds != [type(layer).__name__ for _, _, layer in layers]:
         raise CheckpointError(f"{where}: its layers are not those that this version makes for {type(model).__name__}")
     with safe_open(os.fspath(path), framework="pt") as file:
         for entry, (part, number, layer) in zip(told, layers, strict=True):
@@ -126,6 +128,17 @@ def load_cache(path: str | os.PathLike[str], model: nn.Module) -> Any:
             restore = getattr(layer, "restore", None)
             restore(entry, kept) if restore else _restore_stock(layer, entry, kept)
     return _again(cache)
+
+
+def _told(metadata: Mapping[str, str], where: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """What the file says of each layer, and of which kind each is."""
+    try:
+        told = json.loads(metadata["layers"])
+        return told, [entry["kind"] for entry in told]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise CheckpointError(
+            f"{where}: damaged: the list of its layers cannot be read; save_cache writes it"
+        ) from None
 
 
 def _parts(cache: Any) -> list[tuple[str, list[Any]]]:

@@ -27,7 +27,7 @@ from manyheads.errors import CheckpointError
 from manyheads.models.store_files import Files, GgufFile, InMemory, SafetensorsFiles
 from manyheads.models.store_patterns import from_rows, put_together, rows_of, take_apart
 from manyheads.models.store_places import Places
-from manyheads.quoting import shown, shown_path
+from manyheads.quoting import few, shown, shown_path
 from manyheads.spec.inventory import weights
 from manyheads.spec.stack import StackSpec
 
@@ -62,7 +62,7 @@ def to_canonical(family: Family | str, stack: StackSpec, tensors: Mapping[str, T
         raise AssertionError("a check without a configuration names no quantisation")
     places = Places(known, checked.stack, InMemory(known.name, tensors))
     if places.left_out:
-        some = f"{len(places.left_out)} tensors ({', '.join(places.left_out[:3])})"
+        some = f"{len(places.left_out)} tensors ({few(places.left_out)})"
         raise CheckpointError(f"{known.name}: {some} are no weights of the model itself")
     found: dict[str, Tensor] = {}
     experts: dict[str, list[Tensor]] = {}
@@ -90,7 +90,7 @@ def check_names(stack: StackSpec, names: Iterable[str], *, source: str) -> None:
     """Raises CheckpointError unless `names` are those of all weights of `stack`."""
     wanted, found = {weight.name for weight in weights(stack)}, set(names)
     said = [
-        f"{len(which)} {what} ({', '.join(sorted(which)[:3])}{', ...' if len(which) > 3 else ''})"
+        f"{len(which)} {what} ({few(sorted(which))})"
         for which, what in ((wanted - found, "are missing"), (found - wanted, "are not of the model"))
         if which
     ]

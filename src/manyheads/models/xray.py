@@ -301,7 +301,7 @@ def _report(
         "class": type(loaded.model).__name__, "shape": _shape(checkpoint, loaded.model), **measured,
     }  # fmt: skip
     data["agrees"] = data["parameters"]["equal"] and data["cache"]["equal"]
-    data["notes"] = [*checkpoint.notes, *loaded.notes, *_odd_fields(checkpoint)]
+    data["notes"] = [*checkpoint.all_notes, *loaded.notes]
     data["cost"] = dict(cost.data)
     data["cache_curve"] = cache_curve(stack, contexts)
     data |= {
@@ -320,11 +320,6 @@ def _report(
         notes=(verdict(data), *data["notes"]),
         next_command=data["next_command"],
     )
-
-
-def _odd_fields(checkpoint: Checkpoint) -> list[str]:
-    keys = checkpoint.unknown_keys
-    return [f"fields of the config that played no part: {', '.join(keys)}"] if keys else []
 
 
 def _shape(checkpoint: Checkpoint, model: Any) -> dict[str, Any]:
