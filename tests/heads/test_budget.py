@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 import torch
 
 from manyheads.errors import ManyheadsError
+from manyheads.heads.ablation import Removal
 from manyheads.heads.address import Head
 from manyheads.heads.budget import crossing, removable
 from tiny_transformers import build
@@ -65,7 +66,7 @@ def test_heads_that_reach_nothing_can_all_go_and_no_others() -> None:
         return 1 + (outputs.logits - whole[str(batch["input_ids"].tolist())]).square().mean()
 
     found = removable(model, given, order, how="zero", share=1e-6, metric=changed)
-    # tried: 1 and 2 (a share of 18), all of them gone at 9, not at 18, so two more between
+    # tried: 1 and 2 and 4 (a share of 18), all of them gone at 9, not at 18, so two more between
     assert found.counts == (0, 1, 2, 4, 9, 12, 15, 18)
     assert found.losses[:5] == pytest.approx([1] * 5, abs=1e-9)
     assert found.losses[5] > 1 + 1e-4
@@ -96,6 +97,20 @@ def test_losses_are_those_of_the_model_without_the_heads() -> None:
     with torch.no_grad(), without(model, HEADS[:count]):
         losses = [model(input_ids=ids, labels=ids).loss.item() for ids in given]
     assert found.losses[2] == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+def test_the_interval_does_not_end_where_trying_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1% more is reached at 10 heads on one text, at 40 on the other, at 16 on their mean; drawn twice each is one in four."""
+
+    def curve(*_: object, counts: list[int], **__: object) -> Removal:
+        rows = [[1 + 0.01 * count / 10, 1 + 0.01 * count / 40] for count in counts]
+        return Removal(tuple(counts), torch.tensor(rows, dtype=torch.float64), torch.ones(2) / 2, "zero")
+
+    monkeypatch.setattr("manyheads.heads.budget.removal_curve", curve)
+    found = removable(None, batches(2), [Head(layer, head) for layer in range(8) for head in range(8)])
+    assert (found.heads, found.low, found.high, found.beyond) == (16, 10, 40, False)
+    few = removable(None, batches(2), [Head(0, head) for head in range(30)])
+    assert (few.heads, few.low, few.high, few.counts[-1]) == (16, 10, 30, 30)  # there are no more
 
 
 def test_one_batch_has_no_interval() -> None:

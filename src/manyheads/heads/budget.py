@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,11 @@ from manyheads.heads.metrics import Metric
 __all__ = ["DRAWS", "Removable", "crossing", "removable"]
 
 DRAWS = 1_000
-_FIRST_SHARES = (64, 32, 16, 8)
-_THEN_SHARES = (4, 2, 1)
+_SHARES = (64, 16, 8, 4, 2, 1)
 _BETWEEN = 2
+_FURTHER = 1.25
+_TAIL = 0.025
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,10 @@ def removable(
 ) -> Removable:  # fmt: skip
     """Takes away more and more of `order` on `batches` until the loss is above (1 + share) times that of the whole model.
 
-    A few numbers of heads are tried on the way and two more around where the loss crosses; between two that were tried it
-    is taken to go straight. `how`: "zero", "mean" or "resample". The order should come from other text. `say` is called
-    after each pass. Raises ManyheadsError where there are fewer than two batches, which an interval needs.
+    More and more heads are tried until the mean crosses, two numbers between the last two, and then more until 97.5% of the
+    draws cross or all heads are gone, so that the interval does not end where trying ended; between two numbers that were
+    tried it is taken to go straight. `how`: "zero", "mean" or "resample". The order should come from other text. `say` is
+    called after each pass. Raises ManyheadsError where there are fewer than two batches, which an interval needs.
     """
     if len(batches) < 2:
         raise ManyheadsError(f"{len(batches)} batch of text: an interval of how many heads can go needs at least 2")
@@ -68,22 +72,28 @@ def removable(
         counts = sorted(found)
         return counts, np.array([found[count] for count in counts])
 
-    measure({0, *(max(total // part, 1) for part in _FIRST_SHARES)})
-    if crossing(*curve(), share=share)[1]:
-        measure({total // part for part in _THEN_SHARES})
-    middle, beyond = crossing(*curve(), share=share)
+    measure({0})
+    for part in _SHARES:
+        measure({max(total // part, 1)})
+        middle, beyond = crossing(*curve(), share=share)
+        if not beyond:
+            break
     if not beyond:
-        counts = sorted(found)
-        above = next(count for count in counts if count > middle or count == counts[-1])
-        below = max(count for count in counts if count <= middle)
+        above = next(count for count in sorted(found) if count > middle or count == max(found))
+        below = max(count for count in found if count <= middle)
         measure({below + (above - below) * n // (_BETWEEN + 1) for n in range(1, _BETWEEN + 1)})
-    counts, losses = curve()
+    draw = np.random.default_rng(seed).integers(0, len(batches), (DRAWS, len(batches)))
+    while True:
+        counts, losses = curve()
+        drawn = [crossing(counts, losses[:, each], share=share) for each in draw]
+        if counts[-1] == total or sum(over for _, over in drawn) <= _TAIL * DRAWS:
+            break
+        measure({min(math.ceil(counts[-1] * _FURTHER), total)})
     heads, beyond = crossing(counts, losses, share=share)
-    draw = np.random.default_rng(seed).integers(0, losses.shape[1], (DRAWS, losses.shape[1]))
-    drawn = [crossing(counts, losses[:, each], share=share)[0] for each in draw]
-    low, high = (float(np.percentile(drawn, part)) for part in (2.5, 97.5))
+    low, high = (float(np.percentile([count for count, _ in drawn], part)) for part in (2.5, 97.5))
     means = tuple(float(loss) for loss in losses.mean(1))
-    return Removable(how, share, total, int(heads), int(low), int(high), beyond, tuple(counts), means)
+    whole = (int(number + _ROUNDING) for number in (heads, low, high))
+    return Removable(how, share, total, *whole, beyond, tuple(counts), means)
 
 
 def crossing(counts: Sequence[int], losses: np.ndarray, *, share: float) -> tuple[float, bool]:
