@@ -125,6 +125,34 @@ def test_mean_ablation_gives_the_mean_over_real_positions() -> None:
     assert int(torch.isnan(found.scores).sum()) == 16
 
 
+@pytest.mark.parametrize("positions", ["later", "first"])
+def test_the_first_real_position_alone_or_left_alone(positions: str) -> None:
+    model, batch = build("llama", dtype=torch.float64, attention="sdpa"), padded()
+    found = ablation(model, [batch], how="mean", heads={1: [0, 4]}, positions=positions)
+    projection = model.model.layers[1].self_attn.o_proj
+    outputs, real = seen_by(model, projection, with_positions(batch)), batch["attention_mask"].bool()
+    first = torch.zeros_like(real)
+    for row, start in enumerate(real.int().argmax(1).tolist()):
+        first[row, start] = True
+    mean = outputs[real & ~first].mean(0) if positions == "later" else outputs[real].mean(0)
+    where = first if positions == "first" else ~first
+    given = torch.where(where[..., None], mean, outputs)
+    for head in (0, 4):
+        wanted = loss_with(model, projection, given, head, batch) - found.baseline
+        assert found.score(Head(1, head)) == pytest.approx(wanted, abs=1e-12)
+        assert abs(found.score(Head(1, head))) > 1e-6
+
+
+def test_attention_that_is_not_causal_has_no_first_position() -> None:
+    model = build("bert-masked-lm", dtype=torch.float64)
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[-100, 6, -100, 8]])}
+    everywhere, later, first = (ablation(model, [batch], positions=where) for where in ("all", "later", "first"))
+    assert torch.equal(everywhere.scores, later.scores)
+    assert not first.scores.nan_to_num().any()
+    with pytest.raises(ManyheadsError, match="positions='last' is not one of 'all', 'later', 'first'"):
+        ablation(model, [batch], positions="last")
+
+
 def test_the_mean_is_that_of_all_batches() -> None:
     model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama", batch=3)["input_ids"]
     one, three = (ablation(model, batches, how="mean") for batches in ([ids], [ids[:1], ids[1:2], ids[2:]]))

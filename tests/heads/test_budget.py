@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 import torch
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.ablation import Removal
 from manyheads.heads.address import Head
 from manyheads.heads.budget import crossing, removable
+from manyheads.heads.removing import Removal
 from tiny_transformers import build
 
 HEADS = [Head(layer, head) for layer in range(3) for head in range(6)]
@@ -102,14 +102,14 @@ def test_losses_are_those_of_the_model_without_the_heads() -> None:
 def test_the_interval_does_not_end_where_trying_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """1% more is reached at 10 heads on one text, at 40 on the other, at 16 on their mean; drawn twice each is one in four."""
 
-    def curve(*_: object, counts: list[int], **__: object) -> Removal:
+    def curve(_: object, order: list[Head], counts: list[int], **__: object) -> Removal:
         rows = [[1 + 0.01 * count / 10, 1 + 0.01 * count / 40] for count in counts]
         return Removal(tuple(counts), torch.tensor(rows, dtype=torch.float64), torch.ones(2) / 2, "zero")
 
-    monkeypatch.setattr("manyheads.heads.budget.removal_curve", curve)
-    found = removable(None, batches(2), [Head(layer, head) for layer in range(8) for head in range(8)])
+    monkeypatch.setattr("manyheads.heads.removing.Removing.together", curve)
+    found = removable(build("llama"), batches(2), [Head(layer, head) for layer in range(8) for head in range(8)])
     assert (found.heads, found.low, found.high, found.beyond) == (16, 10, 40, False)
-    few = removable(None, batches(2), [Head(0, head) for head in range(30)])
+    few = removable(build("llama"), batches(2), [Head(0, head) for head in range(30)])
     assert (few.heads, few.low, few.high, few.counts[-1]) == (16, 10, 30, 30)  # there are no more
 
 

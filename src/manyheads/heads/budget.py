@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.ablation import removal_curve
-from manyheads.heads.address import Head
-from manyheads.heads.metrics import Metric
+from manyheads.heads.address import OneHead
+from manyheads.heads.metrics import Metric, as_batches
+from manyheads.heads.removing import Removing
 
 __all__ = ["DRAWS", "Removable", "crossing", "removable"]
 
@@ -46,7 +46,7 @@ class Removable:
 
 
 def removable(
-    model: Any, batches: Sequence[Tensor], order: Sequence[Head], *, how: str = "zero", share: float = 0.01,
+    model: Any, batches: Sequence[Tensor], order: Sequence[OneHead], *, how: str = "zero", share: float = 0.01,
     metric: Metric | None = None, seed: int = 0, say: Callable[[], None] = lambda: None,
 ) -> Removable:  # fmt: skip
     """Takes away more and more of `order` on `batches` until the loss is above (1 + share) times that of the whole model.
@@ -59,41 +59,63 @@ def removable(
     if len(batches) < 2:
         raise ManyheadsError(f"{len(batches)} batch of text: an interval of how many heads can go needs at least 2")
     total = len(order)
-    found: dict[int, tuple[float, ...]] = {}
+    with Removing(model, as_batches(model, batches), how, metric).open() as run:
+        curve = _Curve(run, order, say)
+        _climb(curve, total, share)
+        draw = np.random.default_rng(seed).integers(0, len(batches), (DRAWS, len(batches)))
+        drawn = _until_drawn(curve, total, share, draw)
+    heads, beyond = crossing(*curve.losses, share=share)
+    interval = (float(np.percentile([count for count, _ in drawn], part)) for part in (2.5, 97.5))
+    whole, low, high = (int(number + _ROUNDING) for number in (heads, *interval))
+    counts, losses = curve.losses
+    means = tuple(float(loss) for loss in losses.mean(1))
+    return Removable(how, share, total, whole, low, high, beyond, tuple(counts), means)
 
-    def measure(counts: set[int]) -> None:
-        new = sorted(counts - set(found))
+
+class _Curve:
+    """The losses on each batch with so many heads gone, of the numbers that were tried."""
+
+    def __init__(self, run: Removing, order: Sequence[OneHead], say: Callable[[], None]) -> None:
+        self._run, self._order, self._say = run, order, say
+        self._found: dict[int, tuple[float, ...]] = {}
+
+    def measure(self, *counts: int) -> None:
+        """Tries these numbers, each once."""
+        new = sorted(set(counts) - set(self._found))
         if new:
-            told = removal_curve(model, batches, order, counts=new, how=how, metric=metric, say=lambda *_: say())
-            for count, losses in zip(new, told.by_batch.tolist(), strict=True):
-                found[count] = tuple(losses)
+            told = self._run.together(self._order, new, say=lambda *_: self._say())
+            self._found |= dict(zip(new, map(tuple, told.by_batch.tolist()), strict=True))
 
-    def curve() -> tuple[list[int], np.ndarray]:
-        counts = sorted(found)
-        return counts, np.array([found[count] for count in counts])
+    @property
+    def losses(self) -> tuple[list[int], np.ndarray]:
+        """Numbers of heads, rising, and losses (numbers, batches)."""
+        counts = sorted(self._found)
+        return counts, np.array([self._found[count] for count in counts])
 
-    measure({0})
+
+def _climb(curve: _Curve, total: int, share: float) -> None:
+    """More and more heads until the mean crosses, and two numbers between the last two."""
+    curve.measure(0)
     for part in _SHARES:
-        measure({max(total // part, 1)})
-        middle, beyond = crossing(*curve(), share=share)
+        curve.measure(max(total // part, 1))
+        middle, beyond = crossing(*curve.losses, share=share)
         if not beyond:
             break
     if not beyond:
-        above = next(count for count in sorted(found) if count > middle or count == max(found))
-        below = max(count for count in found if count <= middle)
-        measure({below + (above - below) * n // (_BETWEEN + 1) for n in range(1, _BETWEEN + 1)})
-    draw = np.random.default_rng(seed).integers(0, len(batches), (DRAWS, len(batches)))
+        counts = curve.losses[0]
+        below = max(count for count in counts if count <= middle)
+        above = min((count for count in counts if count > middle), default=below)
+        curve.measure(*(below + (above - below) * n // (_BETWEEN + 1) for n in range(1, _BETWEEN + 1)))
+
+
+def _until_drawn(curve: _Curve, total: int, share: float, draw: np.ndarray) -> list[tuple[float, bool]]:
+    """Where each draw of batches crosses, after as many heads were tried as nearly all of them need."""
     while True:
-        counts, losses = curve()
+        counts, losses = curve.losses
         drawn = [crossing(counts, losses[:, each], share=share) for each in draw]
-        if counts[-1] == total or sum(over for _, over in drawn) <= _TAIL * DRAWS:
-            break
-        measure({min(math.ceil(counts[-1] * _FURTHER), total)})
-    heads, beyond = crossing(counts, losses, share=share)
-    low, high = (float(np.percentile([count for count, _ in drawn], part)) for part in (2.5, 97.5))
-    means = tuple(float(loss) for loss in losses.mean(1))
-    whole = (int(number + _ROUNDING) for number in (heads, low, high))
-    return Removable(how, share, total, *whole, beyond, tuple(counts), means)
+        if counts[-1] == total or sum(beyond for _, beyond in drawn) <= _TAIL * len(draw):
+            return drawn
+        curve.measure(min(math.ceil(counts[-1] * _FURTHER), total))
 
 
 def crossing(counts: Sequence[int], losses: np.ndarray, *, share: float) -> tuple[float, bool]:

@@ -8,22 +8,32 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.batches import sides_of
+from manyheads.heads.batches import is_cross, sides_of
 from manyheads.heads.metrics import Batch
 from manyheads.models.door import Call
 
-__all__ = ["METHODS", "Means", "Outputs", "Replacing", "donated", "real_positions"]
+__all__ = ["METHODS", "POSITIONS", "Means", "Outputs", "Replacing", "donated", "first_positions", "real_positions"]
 
 METHODS = ("zero", "mean", "resample")
+POSITIONS = ("all", "later", "first")
+"""Where a head is taken away: everywhere; everywhere but at the first real position of a sequence, which many causal models
+use as a sink, so that what happens to it reaches every later token; there alone. Attention that is not causal has no such
+position: "later" is everywhere in it, "first" nowhere."""
 
 
 class Replacing:
     """A gate that takes heads away: `gone` {path: heads}, at every call of the module. What they give instead is in `instead`
-    {path: (h, v) of means, or (b, h, t, v) for each call of a forward}; a path without an entry gives zeros."""
+    {path: (h, v) of means, or (b, h, t, v) for each call of a forward}; a path without an entry gives zeros.
 
-    def __init__(self) -> None:
+    positions  one of POSITIONS; `batch` is what the forward is called with, `stages` {path: stage}, where it is not "all"
+    """
+
+    def __init__(self, positions: str = "all") -> None:
         self.gone: Mapping[str, Sequence[int]] = {}
         self.instead: Mapping[str, Tensor | Sequence[Tensor]] = {}
+        self.positions = positions
+        self.batch: Batch = {}
+        self.stages: Mapping[str, str] = {}
         self._calls: dict[str, int] = {}
 
     def take(self, gone: Mapping[str, Sequence[int]]) -> None:
@@ -34,30 +44,42 @@ class Replacing:
         gone = self.gone.get(call.path)
         if not gone:
             return out
-        heads, instead = list(gone), self.instead.get(call.path)
+        heads, given = list(gone), self._given(call.path, out, list(gone))
         out = out.clone()
-        if instead is None:
-            out[:, heads] = 0
-        elif isinstance(instead, Tensor):
-            out[:, heads] = instead[heads][:, None].to(out)
-        else:  # a module that several layers share has other outputs in each
-            number = self._calls.get(call.path, 0)
-            self._calls[call.path] = number + 1
-            out[:, heads] = instead[number][:, heads].to(out)
+        first = None if self.positions == "all" else first_positions(self.batch, call, self.stages[call.path])
+        if first is None:
+            out[:, heads] = out[:, heads] if self.positions == "first" else given
+        else:
+            where = first if self.positions == "first" else ~first
+            out[:, heads] = torch.where(where[:, None, :, None], given, out[:, heads])
         return out
+
+    def _given(self, path: str, out: Tensor, heads: list[int]) -> Tensor:
+        """What they give instead, in a shape that fits (b, heads, t, v)."""
+        instead = self.instead.get(path)
+        if instead is None:
+            return out.new_zeros(())
+        if isinstance(instead, Tensor):
+            return instead[heads][:, None].to(out)
+        number = self._calls.get(path, 0)  # a module that several layers share has other outputs in each
+        self._calls[path] = number + 1
+        return instead[number][:, heads].to(out)
 
 
 class Means:
-    """An observer that takes the mean output (h, v) of each head over all real positions of all batches."""
+    """An observer that takes the mean output (h, v) of each head over all real positions of all batches; `later`: without
+    the first ones."""
 
-    def __init__(self, stages: Mapping[str, str]) -> None:
+    def __init__(self, stages: Mapping[str, str], *, later: bool = False) -> None:
         self.batch: Batch = {}
-        self._stages = stages
+        self._stages, self._later = stages, later
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
     def __call__(self, call: Call, out: Tensor) -> None:
         real = real_positions(self.batch, call, self._stages[call.path])
+        first = first_positions(self.batch, call, self._stages[call.path]) if self._later else None
+        real = real if first is None else real & ~first
         wide = torch.float32 if out.device.type == "mps" else torch.float64  # which Apple's GPUs do not have
         total = torch.einsum("bhtv,bt->hv", out.to(wide), real.to(wide))
         known = self._sums.get(call.path)
@@ -89,6 +111,14 @@ def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
     if isinstance(mask, Tensor) and tuple(mask.shape) == shape:
         return mask != 0
     return torch.ones(shape, dtype=torch.bool, device=call.q.device)
+
+
+def first_positions(batch: Batch, call: Call, stage: str) -> Tensor | None:
+    """(b, t), True at the first query of each sequence that is no padding; None where attention is not causal."""
+    if is_cross(stage) or not getattr(call.module, "is_causal", True):
+        return None
+    real = real_positions(batch, call, stage)
+    return real & (real.long().cumsum(-1) == 1)
 
 
 def donated(own: Outputs, after: Outputs) -> dict[str, list[Tensor]]:
