@@ -233,6 +233,34 @@ def test_a_text_of_one_token(capsys: Any, tiny: Any, tmp_path: Path) -> None:
     )
 
 
+def test_what_is_left_out_is_told_with_why(capsys: Any, tiny: Any, text: str, tmp_path: Path) -> None:
+    """24 sentences of three words and 2 of 90, of a model with 64 positions."""
+    short = "1\tthe\t_\t_\t_\t_\t2\tdet\t_\t_\n2\tcat\t_\t_\t_\t_\t0\troot\t_\t_\n3\tsat\t_\t_\t_\t_\t2\tobj\t_\t_"
+    long = "\n".join(f"{at}\tcat\t_\t_\t_\t_\t{at - 1}\t{'obj' if at > 1 else 'root'}\t_\t_" for at in range(1, 91))
+    path = tmp_path / "trees.conllu"
+    path.write_text("\n\n".join([short] * 24 + [long] * 2) + "\n", encoding="utf-8")
+    words = (tiny("bert"), "--text", text, "--conllu", path, "--importance", "none", "--threads", "1")
+    status, out, _ = run(capsys, *words)
+    assert status == 0
+    assert "left out: 2 of 26 sentences: longer than the 64 tokens that the model reads" in out
+    assert json.loads(run(capsys, *words, "--json")[1])["roles"]["left_out"][-1] == {
+        "what": "sentences", "count": 2, "of": 26, "why": "longer than the 64 tokens that the model reads",
+    }  # fmt: skip
+
+
+def test_what_of_the_text_is_not_read_is_told(capsys: Any, tiny: Any, text: str) -> None:
+    words = ("--importance", "none", "--tokens", "41")
+    _, out, _ = quick(capsys, tiny("llama"), text, *words)
+    told = json.loads(quick(capsys, tiny("llama"), text, *words, "--json")[1])["text"]
+    assert (told["tokens"], told["windows"], told["goes_on"]) == (41, 1, True)
+    assert [(row["count"], row["of"], row["what"]) for row in told["left_out"]] == [(1, 41, "tokens")]
+    flat = " ".join(out.split())
+    assert "the text goes on: its first 41 tokens are read (--tokens)" in flat
+    assert "left out: 1 of 41 tokens: the last window would have one token" in flat
+    whole = json.loads(quick(capsys, tiny("llama"), text, "--importance", "none", "--json")[1])["text"]
+    assert (whole["goes_on"], whole["left_out"]) == (False, [])
+
+
 def test_broken_conllu(capsys: Any, tiny: Any, tmp_path: Path) -> None:
     (tmp_path / "broken.conllu").write_text("1\tonly\tthree\n")
     assert "broken.conllu" in refused(capsys, tiny("llama"), "--conllu", tmp_path / "broken.conllu")

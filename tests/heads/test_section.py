@@ -77,7 +77,7 @@ def test_heads_that_were_taken_out_are_shown_by_what_that_cost() -> None:
         },
         "roles": {
             "reason": "", "labels": labels, "roles": [], "fdr": 0.05, "tests": 9, "windows": 8, "window_tokens": 16, "bos": "",
-            "not_tested": [],
+            "not_tested": [], "left_out": [],
         },
         "removable": {"reason": "no"}, "maps": {"reason": ""},
     }  # fmt: skip

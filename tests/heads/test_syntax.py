@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.alignment import Aligned, frame  # noqa: E402
 from manyheads.heads.conllu import Sentence, parse_conllu  # noqa: E402
-from manyheads.heads.syntax import Hits, _instances, _right, collect, judge  # noqa: E402
+from manyheads.heads.left_out import LeftOut  # noqa: E402
+from manyheads.heads.syntax import Hits, _instances, _right, collect, judge, too_rare  # noqa: E402
 from tiny_transformers import build  # noqa: E402
 
 
@@ -51,7 +53,7 @@ def made(offsets: list[int], right: list[list[bool]], *, counted: list[bool] | N
     seen = np.ones(count, dtype=bool) if counted is None else np.array(counted)
     return Hits(
         tuple(Head(0, head) for head in range(len(right))), np.array(["obj"] * count), np.arange(count), np.array(offsets),
-        np.stack([seen, seen], 1), both, 0,
+        np.stack([seen, seen], 1), both,
     )  # fmt: skip
 
 
@@ -154,9 +156,36 @@ def test_collected_as_from_the_matrices_of_eager_attention(family: str, tokenize
 def test_sentences_longer_than_the_model_reads_are_left_out(tokenizer: Any) -> None:
     long = parse_conllu("\n".join(f"{at}\tw1\t_\t_\t_\t_\t{at - 1}\tobj\t_\t_" for at in range(1, 1_500)))
     model = build("bert", max_position_embeddings=20)
-    assert collect(model, tokenizer, (*sentences(4), *long), around=frame(tokenizer)).skipped == 1
+    left, *_ = collect(model, tokenizer, (*sentences(4), *long), around=frame(tokenizer)).left_out
+    assert left == LeftOut("sentences", 1, 5, "longer than the 20 tokens that the model reads")
     with pytest.raises(ManyheadsError, match=r"none of the 1 sentences .*: 1 are longer than the 20 tokens"):
         collect(model, tokenizer, long, around=frame(tokenizer))
     alone = parse_conllu("1\tw1\t_\t_\t_\t_\t0\troot\t_\t_")
     with pytest.raises(ManyheadsError, match=r"none of the 1 sentences .*, and 1 have no relation between two words"):
         collect(model, tokenizer, alone, around=frame(tokenizer))
+
+
+def test_every_sentence_and_relation_that_is_left_out_is_told(tokenizer: Any) -> None:
+    """Four sentences by hand: judged whole, judged in part, of words without pieces, of one word."""
+    trees = (
+        "1\tw1\t_\t_\t_\t_\t2\tobj\t_\t_\n2\tw2\t_\t_\t_\t_\t0\troot\t_\t_",
+        "1\tw1\t_\t_\t_\t_\t2\tobj\t_\t_\n2\tw2\t_\t_\t_\t_\t0\troot\t_\t_\n{more}",
+        "1\t\u200b\t_\t_\t_\t_\t2\tobj\t_\t_\n2\tw2\t_\t_\t_\t_\t0\troot\t_\t_",
+        "1\tw1\t_\t_\t_\t_\t0\troot\t_\t_",
+    )
+    more = "3\t\u200b\t_\t_\t_\t_\t2\tnmod\t_\t_\n4\tw3\t_\t_\t_\t_\t3\tpunct\t_\t_"
+    asked = parse_conllu("\n\n".join(trees).format(more=more))
+    hits = collect(build("bert"), tokenizer, asked, around=frame(tokenizer))
+    assert hits.relation.tolist() == ["obj", "obj"]
+    assert hits.left_out == (
+        LeftOut("sentences", 2, 4, "no relation in them between two words that the tokenizer makes pieces of"),
+        LeftOut("relations", 2, 4, "the tokenizer makes no piece of a word at one of the two ends"),
+    )
+
+
+def test_relations_that_are_too_rare_are_named() -> None:
+    hits = made([1] * 80, [[True] * 80])
+    hits = replace(hits, relation=np.array(["amod"] + (["nmod"] + ["obj"] * 19) * 4)[:80])
+    found = judge(hits, chosen_on=range(40), scored_on=range(40, 80))
+    assert [one.relation for one in found] == ["obj"]
+    assert too_rare(hits, found) == ("amod", "nmod")

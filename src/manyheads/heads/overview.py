@@ -23,6 +23,7 @@ from manyheads.heads.batches import windows
 from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.detectors import vocabulary
 from manyheads.heads.importance import importance
+from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.objective import objective, reads_with_decoder
 from manyheads.heads.pace import Pace
 from manyheads.heads.roles import RoleReport, roles
@@ -31,7 +32,7 @@ from manyheads.heads.statistics import HeadStatistics, statistics
 from manyheads.heads.watching import longest_text
 from manyheads.models.load import Loaded, check_runnable, hushed, load_model
 from manyheads.models.reading import Reading
-from manyheads.models.scoring import token_ids
+from manyheads.models.scoring import first_tokens
 from manyheads.models.surroundings import usual_threads
 from manyheads.report.jsonform import finite
 
@@ -39,7 +40,6 @@ __all__ = ["IMPORTANCE", "SCHEMA", "Request", "overview"]
 
 SCHEMA = "manyheads.heads/1"
 IMPORTANCE = ("first-order", "zero", "mean", "resample", "none")
-_CHARACTERS_A_TOKEN = 64
 _PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
 
 Say = Callable[[str], None]
@@ -113,7 +113,7 @@ def _threads(asked: int) -> Iterator[int]:
 def _told(
     request: Request, name: str, loaded: Loaded, one: Head | None, sentences: Sentences | None, say: Say
 ) -> tuple[dict[str, Any], list[int], Frame]:
-    ids, around = _text(request, name, loaded)
+    ids, goes_on, around = _text(request, name, loaded)
     # The two ends of a short batch: enough to know which heads there are, before anything takes long.
     two = statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2)
     one = None if one is None else _there(two, one)
@@ -131,7 +131,7 @@ def _told(
         "schema": SCHEMA, "model": name, "seed": request.seed, "dtype": request.dtype, "device": request.device,
         "text": {
             "name": request.reading.name, "sha256": request.reading.sha256, "tokens": len(ids), "window": width,
-            "windows": len(parts), "around": around.said, "decoder_reads_the_same": _both(loaded.model),
+            "windows": len(parts), "goes_on": goes_on, "left_out": _alone(ids, width), "around": around.said, "decoder_reads_the_same": _both(loaded.model),
         },
         "reach": found.reach, "heads": _heads(found, tested, scores), "chance": _chance(found),
         "one": None if one is None else _one(found, one), "uncalled": list(found.uncalled),
@@ -141,20 +141,25 @@ def _told(
     }, ids, around  # fmt: skip
 
 
-def _text(request: Request, name: str, loaded: Loaded) -> tuple[list[int], Frame]:
+def _text(request: Request, name: str, loaded: Loaded) -> tuple[list[int], bool, Frame]:
+    """The tokens that are read, whether the text goes on, and what stands around each window."""
     if loaded.without_tokenizer:
         raise ManyheadsError(f"{name}: {loaded.without_tokenizer}, so it cannot be shown a text")
     if loaded.model.main_input_name != "input_ids":
         raise ManyheadsError(
             f"{name} reads {loaded.model.main_input_name}, no text; manyheads.heads.statistics.statistics takes batches of it"
         )
-    named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
-    text = request.reading.text[: _CHARACTERS_A_TOKEN * request.tokens]
-    ids = token_ids(loaded.tokenizer, text, most=request.tokens, named=named)
+    ids, goes_on = first_tokens(loaded.tokenizer, request.reading, request.tokens)
     known = int(loaded.model.get_input_embeddings().weight.shape[0])
     if max(ids) >= known:
         raise ManyheadsError(f"{name}: its tokenizer makes token {max(ids):,}, and the model knows {known:,}")
-    return ids, frame(loaded.tokenizer, bos=request.bos)
+    return ids, goes_on, frame(loaded.tokenizer, bos=request.bos)
+
+
+def _alone(ids: Sequence[int], width: int) -> list[dict[str, Any]]:
+    """A last window of one token, which is not read."""
+    why = "the last window would have one token, which sees no other"
+    return [one.as_json() for one in present(LeftOut("tokens", int(len(ids) % width == 1), len(ids), why))]
 
 
 def _both(model: Any) -> bool:

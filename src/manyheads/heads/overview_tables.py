@@ -8,7 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from manyheads.heads.left_out import left_out_notes
 from manyheads.heads.role_tables import ORDER, by_reason, controls, correction, role_name, two
+from manyheads.models.scoring import GOES_ON
 from manyheads.report.value import Column, Report, Table
 
 __all__ = ["MEANS", "as_csv", "report"]
@@ -71,8 +73,14 @@ def _all_heads(told: Mapping[str, Any]) -> Table:
         own = told["importance"]
         name, size = _MEASURES[own["method"]], f"{most:.2e} {own['unit']}"
         notes.insert(1, f"{name}: {MEANS[own['method']]}, in % of the largest, {size}")
+    notes += _unread(told["text"])
     notes.append("entropy, mean distance, spread, delimiters and rare tokens are in --csv, --json and --head")
     return Table("Where does each head look?", tuple(columns), tuple(rows), tuple(notes))
+
+
+def _unread(text: Mapping[str, Any]) -> list[str]:
+    """What of the text was not read."""
+    return ([GOES_ON.format(tokens=text["tokens"])] if text["goes_on"] else []) + left_out_notes(text["left_out"])
 
 
 def _clearest(told: Mapping[str, Any]) -> list[Table]:
@@ -90,7 +98,12 @@ def _clearest(told: Mapping[str, Any]) -> list[Table]:
             name = role_name(role["role"], head["detail"])
             rows.append((name, head["head"], two(head["score"]), interval, two(head["null"])))
     columns = (Column("role"), Column("head"), Column("score", "right"), Column("95%"), Column("control", "right"))
-    notes = (correction(told["roles"]), ORDER, *by_reason(told["roles"]["not_tested"]))
+    notes = (
+        correction(told["roles"]),
+        ORDER,
+        *by_reason(told["roles"]["not_tested"]),
+        *left_out_notes(told["roles"]["left_out"]),
+    )
     return [Table("Which heads have a role that beats its control?", columns, tuple(rows), notes)]
 
 
@@ -120,7 +133,7 @@ def _one_head(told: Mapping[str, Any]) -> Table:
         rows.append((f"{MEANS[own['method']]}, {own['unit']}", _small(head["importance"]), f"rank {rank}"))
     columns = (Column("figure"), Column("this head", "right"), Column("by chance", "right"))
     role = f" ({head['role']})" if head["role"] else ""
-    return Table(f"Where does head {head['head']}{role} look?", columns, tuple(rows))
+    return Table(f"Where does head {head['head']}{role} look?", columns, tuple(rows), tuple(_unread(told["text"])))
 
 
 def _distances(told: Mapping[str, Any]) -> Table:
@@ -157,7 +170,11 @@ def _its_roles(told: Mapping[str, Any]) -> list[Table]:
         Column("role"), Column("score", "right"), Column("95%"), Column("control", "right"), Column("q", "right"),
         Column("verdict"),
     )  # fmt: skip
-    notes = (correction(told["roles"]), *by_reason(told["roles"]["not_tested"]))
+    notes = (
+        correction(told["roles"]),
+        *by_reason(told["roles"]["not_tested"]),
+        *left_out_notes(told["roles"]["left_out"]),
+    )
     return [Table("Which roles were tested?", columns, tuple(rows), notes)]
 
 

@@ -31,7 +31,7 @@ from manyheads.heads.watching import longest_text
 from manyheads.models.door_attentions import find_attentions
 from manyheads.models.load import Loaded, check_runnable, load_model
 from manyheads.models.reading import Reading
-from manyheads.models.scoring import token_ids
+from manyheads.models.scoring import first_tokens
 
 __all__ = ["METHODS", "SCHEMA", "Request", "pruning"]
 
@@ -39,7 +39,6 @@ SCHEMA = "manyheads.prune/1"
 GATES = "gates"
 METHODS = ("first-order", "zero", "mean", "resample", GATES)
 _WINDOW = 256
-_CHARACTERS_A_TOKEN = 64
 
 Say = Callable[[str], None]
 
@@ -84,6 +83,7 @@ class _Text:
     choosing: tuple[Mapping[str, Any], ...] = ()
     judging: tuple[Mapping[str, Any], ...] = ()
     reason: str = ""
+    goes_on: bool = False
 
     @property
     def metric(self) -> Metric | None:
@@ -167,9 +167,8 @@ def _text(request: Request, loaded: Loaded) -> _Text:
     except ManyheadsError as error:
         return _Text(reason=str(error))
     named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
-    text = request.reading.text[: _CHARACTERS_A_TOKEN * request.tokens]
     try:
-        ids = token_ids(tokenizer, text, most=request.tokens, named=named)
+        ids, goes_on = first_tokens(tokenizer, request.reading, request.tokens)
     except ManyheadsError as error:
         if not request.reading.shipped:
             raise
@@ -189,7 +188,7 @@ def _text(request: Request, loaded: Loaded) -> _Text:
         batches = judge.batches(rows)
     except ManyheadsError as error:
         return _Text(reason=str(error))
-    return _Text(judge, tuple(batches[::2]), tuple(batches[1::2]))
+    return _Text(judge, tuple(batches[::2]), tuple(batches[1::2]), goes_on=goes_on)
 
 
 def _limit(model: Any) -> int:
@@ -285,7 +284,7 @@ def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, 
     tokens = sum(int(batch["input_ids"].numel()) for batch in text.judging)
     told: dict[str, Any] = {
         "reason": "", "text": request.reading.name, "text_sha256": request.reading.sha256, "tokens": tokens,
-        "windows": len(text.judging), **_change(found), "init": None, **text.judge.as_json(),
+        "windows": len(text.judging), "goes_on": text.goes_on, **_change(found), "init": None, **text.judge.as_json(),
     }  # fmt: skip
     if request.compare_init:
         again = None if choice.how == "named" else lambda new: _chosen_on(new, request, text, say).heads

@@ -119,6 +119,8 @@ def _losses(losses: Mapping[str, Any]) -> Table:
         f"{losses['objective']}: {losses['loss_is']}",
         spread if windows > 1 else "one window of text, so there is no interval; more tokens make more windows",
     ]
+    if losses["goes_on"]:
+        notes.append("the text goes on behind what was read of it: --tokens reads more")
     if init is not None:
         notes.append(
             "at initialisation nothing was trained afterwards: this says what pruning does there, not what training would"

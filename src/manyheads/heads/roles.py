@@ -26,8 +26,9 @@ from manyheads.heads.coreference import coreference
 from manyheads.heads.detectors import FARTHEST, TEXT_MEASURES, measure_text, vocabulary
 from manyheads.heads.evidence import HOLDS, Evidence, Role, beside, corrected, from_units
 from manyheads.heads.induction import induction
+from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.significance import unit_mean
-from manyheads.heads.syntax import DIRECTIONS, RelationScores, collect, judge
+from manyheads.heads.syntax import DIRECTIONS, LEAST_INSTANCES, RelationScores, collect, judge, too_rare
 from manyheads.heads.watching import Batch, longest_text, watch
 from manyheads.models.scoring import token_ids
 from manyheads.report.jsonform import finite
@@ -62,6 +63,7 @@ class RoleReport:
     fdr, tests   the false discovery rate of the verdicts, and over how many tests
     bos          what stood before and after the texts, and who decided it
     windows, window_tokens   how the texts were cut
+    left_out     what was given and not used, and why
     """
 
     evidence: tuple[Evidence, ...]
@@ -72,6 +74,7 @@ class RoleReport:
     seed: int
     windows: int
     window_tokens: int
+    left_out: tuple[LeftOut, ...] = ()
 
     def of(self, head: OneHead) -> tuple[Role, ...]:
         """All that was tested about one head, as "3:1" or Head(3, 1), the largest effect first; ManyheadsError for a head that
@@ -120,6 +123,7 @@ class RoleReport:
             "fdr": self.fdr, "tests": self.tests, "bos": self.bos, "seed": self.seed, "windows": self.windows,
             "window_tokens": self.window_tokens,
             "not_tested": [{"role": name, "why": why} for name, why in self.not_tested],
+            "left_out": [one.as_json() for one in self.left_out],
             "labels": {format_head(head): label for head, label in self.labels().items() if label},
             "roles": [_evidence_json(one) for one in self.evidence],
         }  # fmt: skip
@@ -185,11 +189,14 @@ def roles(
     heads, scores = coreference(model, tokenizer, around=around)
     found.append(from_units("coreference", heads, scores, seed=seed, what="attention from a pronoun to its antecedent",
                             control="the distractor"))  # fmt: skip
-    _syntactic(found, not_tested, model, tokenizer, sentences=sentences, around=around, say=say)
+    left_out = (
+        *_unread(ids, windows, width),
+        *_syntactic(found, not_tested, model, tokenizer, sentences=sentences, around=around, say=say),
+    )
     kept = tuple(one for one in found if not np.isnan(one.p_value).all())
     not_tested += [(one.name, _WITHOUT.get(one.name, "no text here asks for it")) for one in found if one not in kept]
     evidence, tests = corrected(kept, fdr=fdr)
-    return RoleReport(evidence, tuple(not_tested), fdr, tests, around.said, seed, len(windows), width)
+    return RoleReport(evidence, tuple(not_tested), fdr, tests, around.said, seed, len(windows), width, left_out)
 
 
 def _windows(ids: Sequence[int], longest: int, around: Frame) -> tuple[list[list[int]], int]:
@@ -202,6 +209,11 @@ def _windows(ids: Sequence[int], longest: int, around: Frame) -> tuple[list[list
     else:
         starts = [number * width for number in range(count)]
     return [list(ids[start : start + width]) for start in starts], width
+
+
+def _unread(ids: Sequence[int], windows: Sequence[Sequence[int]], width: int) -> tuple[LeftOut, ...]:
+    why = f"roles of ordinary text are told from at most {MOST_WINDOWS} windows of {width} tokens, spread over it"
+    return present(LeftOut("tokens", len(ids) - len(windows) * width, len(ids), why))
 
 
 def _text_roles(
@@ -276,16 +288,21 @@ def _best_offset(scores: np.ndarray, kind: str, offsets: Sequence[int]) -> tuple
 def _syntactic(
     found: list[Evidence], not_tested: list[tuple[str, str]], model: Any, tokenizer: Any, *,
     sentences: Sequence[Sentence] | None, around: Frame, say: Say,
-) -> None:  # fmt: skip
+) -> tuple[LeftOut, ...]:  # fmt: skip
+    """The roles that sentences with gold heads show; what of these was left out."""
     if sentences is None:
         not_tested.append(("syntax", "needs sentences with gold heads: --conllu"))
-        return
+        return ()
     say(f"roles: syntax, on {len(sentences)} sentences")
     hits = collect(model, tokenizer, sentences, around=around)
     judged = judge(hits, chosen_on=range(0, len(sentences), 2), scored_on=range(1, len(sentences), 2))
     if not judged:
         not_tested.append(("syntax", f"no relation has 20 instances in each half of the {len(sentences)} sentences"))
+    else:
+        why = f"fewer than {LEAST_INSTANCES} instances in one half of the sentences, or in both"
+        not_tested += [(f"syntax: {relation}", why) for relation in too_rare(hits, judged)]
     found += [_relation(hits.heads, one) for one in judged]
+    return hits.left_out
 
 
 def _relation(heads: tuple[Head, ...], one: RelationScores) -> Evidence:

@@ -160,6 +160,7 @@ def _told_roles(found: RoleReport) -> dict[str, Any]:
         "fdr": found.fdr, "tests": found.tests, "bos": found.bos, "windows": found.windows,
         "window_tokens": found.window_tokens, "roles": rows,
         "not_tested": [{"role": name, "why": why} for name, why in found.not_tested],
+        "left_out": [one.as_json() for one in found.left_out],
         "labels": {format_head(head): label for head, label in labels.items()},
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.importance import FIRST_ORDER
+from manyheads.heads.left_out import left_out_notes
 from manyheads.heads.objective import DRIFT
 from manyheads.heads.role_tables import CONTROLS, ORDER, by_reason, controls, correction, role_name, two
 from manyheads.heads.roles import SINK
@@ -55,6 +56,7 @@ def _roles(data: Data) -> Table:
         ORDER,
         f"{own['windows']} windows of {own['window_tokens']} tokens; {own['bos']}",
         *by_reason(own["not_tested"]),
+        *left_out_notes(own["left_out"]),
     ]
     notes += [f"no maps of where heads look: {data['maps']['reason']}"] if data["maps"]["reason"] else []
     columns = (

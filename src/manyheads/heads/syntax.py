@@ -26,10 +26,11 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.alignment import Aligned, Frame, align, word_attention
 from manyheads.heads.conllu import Sentence
+from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.significance import binomial_tail, wilson
 from manyheads.heads.watching import Batch, Look, longest_text, watch
 
-__all__ = ["DIRECTIONS", "LEAST_INSTANCES", "Hits", "RelationScores", "collect", "judge"]
+__all__ = ["DIRECTIONS", "LEAST_INSTANCES", "Hits", "RelationScores", "collect", "judge", "too_rare"]
 
 DIRECTIONS = ("dependent to governor", "governor to dependent")
 LEAST_INSTANCES = 20
@@ -49,7 +50,7 @@ class Hits:
     offset     where the governor stands, in words from the dependent
     counted    (instances, directions): whether the target could be seen
     right      (instances, heads, directions): whether the most attended word was the right one
-    skipped    sentences that were left out: longer than the model reads, or with fewer than two words that have pieces
+    left_out   sentences and relations that are not among the instances, and why
     """
 
     heads: tuple[Head, ...]
@@ -58,7 +59,7 @@ class Hits:
     offset: np.ndarray
     counted: np.ndarray
     right: np.ndarray
-    skipped: int
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +92,11 @@ def collect(model: Any, tokenizer: Any, sentences: Sequence[Sentence], *, around
     """Run `sentences` through the model and note what every head of its (encoder's) self-attention looked at."""
     aligned = [align(tokenizer, one.text, one.spans, around=around) for one in sentences]
     longest = longest_text(model, 1 << 30)
-    usable = [
-        at for at, one in enumerate(aligned)
-        if len(one.ids) <= longest and sum(1 for own in one.pieces if own) >= 2 and len(_instances(sentences[at], one)[0])
-    ]  # fmt: skip
+    short = [at for at, one in enumerate(aligned) if len(one.ids) <= longest]
+    usable = [at for at in short if len(_instances(sentences[at], aligned[at])[0])]
     if not usable:
         raise ManyheadsError(_none_usable(len(sentences), aligned, longest))
+    left_out = _left_out(sentences, aligned, short, usable, longest)
     usable.sort(key=lambda at: len(aligned[at].ids))
     batches = []
     for _, group in itertools.groupby(usable, key=lambda at: len(aligned[at].ids)):
@@ -118,8 +118,32 @@ def collect(model: Any, tokenizer: Any, sentences: Sequence[Sentence], *, around
     return Hits(
         heads, np.concatenate([_relations(sentences[at], words) for at, words, _ in each]),
         np.concatenate([np.full(len(words), at) for at, words, _ in each]), governors - dependents,
-        back if all(causal) else np.ones_like(back), right.astype(bool), len(sentences) - len(usable),
+        back if all(causal) else np.ones_like(back), right.astype(bool), left_out,
     )  # fmt: skip
+
+
+def _left_out(
+    sentences: Sequence[Sentence], aligned: Sequence[Aligned], short: Sequence[int], usable: Sequence[int], longest: int
+) -> tuple[LeftOut, ...]:
+    """Sentences that are too long or have nothing to judge, and relations between words of which one has no piece."""
+    every = len(sentences)
+    relations = sum(_between_words(sentences[at], word) for at in short for word in range(len(sentences[at].words)))
+    judged = sum(len(_instances(sentences[at], aligned[at])[0]) for at in usable)
+    return present(
+        LeftOut("sentences", every - len(short), every, f"longer than the {longest:,} tokens that the model reads"),
+        LeftOut(
+            "sentences", len(short) - len(usable), every,
+            "no relation in them between two words that the tokenizer makes pieces of"
+        ),
+        LeftOut(
+            "relations", relations - judged, relations, "the tokenizer makes no piece of a word at one of the two ends"
+        ),
+    )  # fmt: skip
+
+
+def _between_words(sentence: Sentence, word: int) -> bool:
+    """Whether a word has a governor and a relation to it that is judged."""
+    return sentence.heads[word] >= 0 and _plain(sentence.relations[word]) not in _LEFT_OUT
 
 
 def _none_usable(count: int, aligned: Sequence[Aligned], longest: int) -> str:
@@ -135,7 +159,7 @@ def _instances(sentence: Sentence, aligned: Aligned) -> tuple[np.ndarray, np.nda
     """(dependents, governors) of the pairs that are judged: both have pieces, and the relation is one between words."""
     pairs = [
         (word, head) for word, head in enumerate(sentence.heads)
-        if head >= 0 and aligned.pieces[word] and aligned.pieces[head] and _plain(sentence.relations[word]) not in _LEFT_OUT
+        if _between_words(sentence, word) and aligned.pieces[word] and aligned.pieces[head]
     ]  # fmt: skip
     both = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]
@@ -177,6 +201,11 @@ def judge(
         if directions:
             judged.append(_judged(hits, relation, *enough, directions=directions))
     return tuple(judged)
+
+
+def too_rare(hits: Hits, judged: Sequence[RelationScores]) -> tuple[str, ...]:
+    """The relations that have instances and were not judged, in alphabetical order."""
+    return tuple(sorted(set(hits.relation.tolist()) - {one.relation for one in judged}))
 
 
 def _judged(

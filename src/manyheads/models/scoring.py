@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.errors import ManyheadsError
+from manyheads.models.reading import Reading
 
-__all__ = ["MOST_WINDOW", "Scores", "score", "shuffled", "token_ids"]
+__all__ = ["GOES_ON", "MOST_WINDOW", "Scores", "first_tokens", "score", "shuffled", "token_ids"]
 
 MOST_WINDOW = 512
+GOES_ON = "the text goes on: its first {tokens:,} tokens are read (--tokens)"
+_CHARACTERS_A_TOKEN = 64
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,17 @@ def token_ids(tokenizer: Any, text: str, *, most: int = 0, named: str = "the tex
     if len(ids) < 2:
         raise ManyheadsError(f"{named} is {len(ids)} token{'' if len(ids) == 1 else 's'} long; at least 2 are needed")
     return ids[:most] if most else ids
+
+
+def first_tokens(tokenizer: Any, reading: Reading, most: int) -> tuple[list[int], bool]:
+    """The first `most` tokens of a text, and whether it goes on behind them.
+
+    ManyheadsError, naming the option that a text of the user's came by, where there are fewer than two.
+    """
+    named = reading.name if reading.shipped else f"--text {reading.name}"
+    text = reading.text[: _CHARACTERS_A_TOKEN * most]  # a large file is not tokenised for its beginning
+    ids = token_ids(tokenizer, text, named=named)
+    return ids[:most], len(ids) > most or len(text) < len(reading.text)
 
 
 def shuffled(ids: Sequence[int], seed: int) -> list[int]:

@@ -21,7 +21,7 @@ from manyheads.models.counting import check_parameters
 from manyheads.models.held import CacheCheck, Inputs, measure_cache, prompt_length
 from manyheads.models.load import Loaded, check_runnable, first_line, hushed, load_model
 from manyheads.models.reading import Reading
-from manyheads.models.scoring import MOST_WINDOW, Scores, score, shuffled, token_ids
+from manyheads.models.scoring import MOST_WINDOW, Scores, first_tokens, score, shuffled
 from manyheads.models.surroundings import machine, usual_threads, versions
 from manyheads.models.xray_cost import KV_DTYPE, cache_curve, default_contexts, next_command
 from manyheads.models.xray_parts import Part, Running, Section
@@ -35,7 +35,6 @@ __all__ = ["MOST_TOKENS", "SCHEMA", "Request", "xray"]
 
 SCHEMA = "manyheads.xray/1"
 MOST_TOKENS = 8_192
-_CHARACTERS_A_TOKEN = 64
 _SECONDS_BETWEEN_WORDS = 5.0
 
 Say = Callable[[str], None]
@@ -112,11 +111,13 @@ def _loaded(request: Request, located: Located, checkpoint: Checkpoint, threads:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The tokens to run on, whether they are of the text and else why not, and why they cannot be scored where they cannot."""
+    """The tokens to run on, whether they are of the text and else why not, why they cannot be scored where they cannot, and
+    whether the text goes on behind them."""
 
     ids: list[int]
     of_text: bool
     no_score: str = ""
+    goes_on: bool = False
 
     def running(self, request: Request, stack: StackSpec, loaded: Loaded) -> Running:
         """What the sections are told."""
@@ -153,11 +154,9 @@ def _tokens(request: Request, stack: StackSpec, loaded: Loaded) -> _Tokens:
     vocabulary = loaded.model.get_input_embeddings().weight.shape[0] if stack.vocab_size else 0
     why = loaded.without_tokenizer
     if not why:
-        text = request.reading.text[: _CHARACTERS_A_TOKEN * request.tokens]
-        named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
-        ids = token_ids(loaded.tokenizer, text, most=request.tokens, named=named)
+        ids, goes_on = first_tokens(loaded.tokenizer, request.reading, request.tokens)
         if max(ids) < vocabulary:
-            return _Tokens(ids, of_text=True, no_score=_no_score(stack, loaded.model))
+            return _Tokens(ids, of_text=True, no_score=_no_score(stack, loaded.model), goes_on=goes_on)
         why = f"its tokenizer makes token {max(ids):,}, and the model knows {vocabulary:,}"
     import torch
 
@@ -188,7 +187,7 @@ def _text(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens, s
     told: dict[str, Any] = {
         "name": reading.name, "sha256": reading.sha256, "shipped": reading.shipped, "tokens": 0, "window": window,
         "first_token_of_window_scored": False, "bos": request.bos, "tokenizer_adds_bos": False, "reason": tokens.no_score,
-        "scores": None, "shuffled": None,
+        "scores": None, "shuffled": None, "goes_on": tokens.goes_on,
     }  # fmt: skip
     if not tokens.of_text:
         return told

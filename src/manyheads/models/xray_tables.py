@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from manyheads.models.scoring import GOES_ON
 from manyheads.report import units
 from manyheads.report.value import Column, Table
 
@@ -111,6 +112,7 @@ def _text(data: Data) -> Table:
             )
         )
     notes = [f"{own['tokens']:,} tokens {_how_read(own)}"]
+    notes += [GOES_ON.format(tokens=own["tokens"])] if own["goes_on"] else []
     if own["times_more_perplexed_when_shuffled"]:
         notes.append(f"shuffled it is {own['times_more_perplexed_when_shuffled']:,.0f} times as perplexed")
     if own["tokenizer_adds_bos"] and not own["bos"]:
