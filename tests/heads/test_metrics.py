@@ -69,3 +69,25 @@ def test_nothing_to_score_is_an_error() -> None:
         next_token_loss(said(drawn(1, 3, 10)), {"input_ids": torch.tensor([[1, 5, 2]])}, before=1, after=1)
     with pytest.raises(ManyheadsError, match="no logits in what the model returned"):
         next_token_loss(SimpleNamespace(), {"input_ids": torch.tensor([[1, 2]])})
+
+
+def test_texts_that_are_packed_into_a_row_are_scored_as_by_themselves() -> None:
+    """No token is guessed from the text before its own; two texts of one token have nothing to score."""
+    lengths = (4, 1, 3, 1, 2)
+    ids, logits = torch.randint(0, 11, (1, 11), generator=torch.Generator().manual_seed(2)), drawn(1, 11, 11)
+    at = torch.tensor([[place for length in lengths for place in range(length)]])
+    loss, count = next_token_loss(said(logits), {"input_ids": ids, "position_ids": at})
+    parts = [
+        next_token_loss(said(own), {"input_ids": row})
+        for own, row in zip(logits.split(lengths, 1), ids.split(lengths, 1), strict=True) if row.shape[1] > 1
+    ]  # fmt: skip
+    assert count == sum(n for _, n in parts) == 3 + 2 + 1
+    assert loss.item() == pytest.approx(sum(value.item() * n for value, n in parts) / count, rel=1e-12)
+    counted, whole = next_token_loss(said(logits), {"input_ids": ids, "position_ids": torch.arange(11)[None]}), 10
+    assert counted[1] == whole
+    masked = {
+        "input_ids": ids,
+        "position_ids": at,
+        "attention_mask": torch.ones(1, 11),
+    }  # transformers packs nothing here
+    assert next_token_loss(said(logits), masked)[1] == whole

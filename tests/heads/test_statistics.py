@@ -105,6 +105,45 @@ def equal(a: HeadStatistics, b: HeadStatistics, *, atol: float = 2e-6) -> None:
         equal(a.chance, b.chance)
 
 
+def packed(texts: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Texts one after the other in a row, each with positions of its own, as transformers' flattening collator makes it."""
+    return {
+        "input_ids": torch.tensor([[token for text in texts for token in text]]),
+        "position_ids": torch.tensor([[at for text in texts for at in range(len(text))]]),
+    }
+
+
+# The last token of one is the first of the next: nothing may be found across the border.
+TEXTS = [[5, 6, 7, 5, 6, 9, 5], [5, 8, 6, 5, 3], [6, 6, 7, 5, 6, 8, 6, 5, 4, 11]]
+
+
+@pytest.mark.parametrize("implementation", BOTH)
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "deepseek_v3", "gpt2"])
+def test_texts_in_one_row_are_as_texts_by_themselves(name: str, implementation: str) -> None:
+    model, sets = build(name), {"members": sorted(MEMBERS)}
+    options: dict[str, Any] = {"key_sets": sets, "reach": 4, "implementation": implementation}
+    apart = statistics(model, [torch.tensor([text]) for text in TEXTS], **options)
+    equal(statistics(model, [packed(TEXTS)], **options), apart)
+    within = 7 if name in ("mistral", "gemma2") else 10  # windows of 7 keys
+    assert apart.eligible["first"][0, 0] == sum(min(len(text), within) for text in TEXTS)
+
+
+def test_a_row_that_the_model_reads_as_one_text_is_one() -> None:
+    """gpt-oss makes its masks without a look at positions: its second text sees the first."""
+    model, row = build("gpt_oss", sliding_window=64), packed(TEXTS)
+    found = statistics(model, [row], reach=4)
+    weights = recorded(model, row)["model.layers.0.self_attn"][0]
+    assert weights[0, 0, -1, 0] > 0
+    assert found.mass["first"][0] == pytest.approx(weights[0, :, :, 0].mean(-1).numpy(), abs=1e-6)
+
+
+def test_texts_that_a_mask_of_pairs_tells_apart() -> None:
+    model, row = build("llama"), packed(TEXTS)
+    text = torch.tensor([number for number, text in enumerate(TEXTS) for _ in text])
+    pairs = (text[:, None] == text) & torch.ones(len(text), len(text)).tril().bool()
+    equal(statistics(model, [{**row, "attention_mask": pairs[None, None]}], reach=4), statistics(model, [row], reach=4))
+
+
 @pytest.mark.parametrize("tokens", [2, 31, 512])
 def test_the_compiled_scan_is_its_twin(tokens: int) -> None:
     model = build("llama")

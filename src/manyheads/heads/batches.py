@@ -16,7 +16,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.models.door_attentions import Attentions
 from manyheads.quoting import shown
 
-__all__ = ["Batch", "Place", "Tokens", "is_cross", "padded", "places", "prepared", "windows"]
+__all__ = ["Batch", "Place", "Tokens", "is_cross", "packed", "padded", "places", "prepared", "windows"]
 
 # Parts of a model that read no tokens, and what they are given.
 _NO_TEXT = re.compile("vision|visual|image|video|audio|speech|codec|qformer")
@@ -57,10 +57,12 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """One side of an attention: ids (b, n) and which of them are real (b, n), None for all."""
+    """One side of an attention: ids (b, n), which of them are real (b, n), None for all, and where texts begin that stand in
+    one row (b, n), None where a row is one text."""
 
     ids: Tensor
     real: Tensor | None
+    begins: Tensor | None = None
 
 
 def places(attentions: Attentions) -> tuple[Place, ...]:
@@ -301,7 +303,23 @@ def _side(given: Mapping[str, Any], begin: str | None) -> Tokens | None:
     if begin is None or not isinstance(ids, Tensor):
         return None
     fits = isinstance(real, Tensor) and real.shape == ids.shape
-    return Tokens(ids, real.bool() if fits and isinstance(real, Tensor) else None)
+    return Tokens(ids, real.bool() if fits and isinstance(real, Tensor) else None, packed(given, begin))
+
+
+def packed(given: Mapping[str, Any], begin: str = "") -> Tensor | None:
+    """(b, n), True where one of several texts begins that are packed into a row; None where each row is one text.
+
+    As transformers tells them apart: by positions that do not count on, where no mask says which tokens are real.
+    """
+    ids, at = given.get(f"{begin}input_ids"), given.get(f"{begin}position_ids")
+    mask = given.get(f"{begin}attention_mask")
+    told = mask is None or (isinstance(mask, Tensor) and mask.dim() == 4)
+    if not told or not isinstance(ids, Tensor) or not isinstance(at, Tensor) or at.dim() != 2:
+        return None
+    if at.shape[1] != ids.shape[1] or at.shape[0] not in (1, ids.shape[0]):
+        return None
+    found = torch.diff(at, prepend=at[:, :1] - 2, dim=-1) != 1  # the first one begins in any case
+    return found.expand(ids.shape[0], -1) if bool(found[:, 1:].any()) else None
 
 
 def lazily(batches: Iterable[Batch] | Batch) -> Iterable[Batch]:

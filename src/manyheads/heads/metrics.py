@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.batches import lazily, prepared
+from manyheads.heads.batches import lazily, packed, prepared
 
 __all__ = [
     "IGNORED",
@@ -89,7 +89,7 @@ def _own_loss(outputs: Any, batch: Batch, *, shifted: int) -> tuple[Tensor, floa
 
 
 def next_token_loss(outputs: Any, batch: Batch, *, before: int = 0, after: int = 0) -> tuple[Tensor, float]:
-    """Mean negative log-likelihood of each token after the first of its sequence, in nats; padding is left out.
+    """Mean negative log-likelihood of each token after the first of its text, in nats; padding is left out.
 
     `before` and `after` tokens at the ends of each sequence are its frame (beginning of text, separators): they are read
     and not scored, and the first token behind the frame is not scored either, so that the same tokens are scored with a
@@ -106,6 +106,9 @@ def next_token_loss(outputs: Any, batch: Batch, *, before: int = 0, after: int =
         # A first token behind left padding would be guessed from padding.
         seen = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
         labels[:, :-1].masked_fill_(~seen, IGNORED)
+    begins = packed(batch)
+    if begins is not None:  # the first token of a text is not guessed from the one before it in its row
+        labels[:, :-1].masked_fill_(begins[:, 1:], IGNORED)
     labels[:, :before] = IGNORED
     if after:
         labels[:, -after - 1 :] = IGNORED

@@ -51,8 +51,9 @@ class HeadStatistics:
     places      the attention modules: path, stage ("" in a model of one stack), layer
     queries     (layers,) queries counted: real tokens that see something
     mass        by name: mean over the queries that see such a key of what they give to such keys together.
-                "self", "previous", "next": distance 0, 1, -1. "first": the first real token. "duplicate": other keys of the
-                query's own token. "induction": keys up to the query whose token before is the query's token. And the key sets
+                "self", "previous", "next": distance 0, 1, -1. "first": the first real token of the text, of each that
+                is packed into a row. "duplicate": other keys of the query's own token. "induction": keys up to the query
+                whose token before is the query's token. And the key sets
     eligible    by name: those queries
     offsets     (layers, heads, 2·reach + 1): mean probability at distance i - j = -reach .. reach; the two at the ends are
                 "so far or farther"; see `offset`
@@ -224,6 +225,8 @@ class Recorder:
         b, t, s = call.q.shape[0], call.q.shape[2], call.k.shape[2]
         asked, read = sides(self._given, place.stage)
         asked, read = _fitting(asked, b, t), _fitting(read, b, s)
+        if read is not None and read.begins is not None and not _told_apart(call, read.begins):
+            read = replace(read, begins=None)
         crossed = is_cross(place.stage)
         without = {*(() if not crossed else _OF_ONE_TEXT)}
         if read is None:
@@ -265,12 +268,23 @@ def _fitting(side: Tokens | None, batch: int, length: int) -> Tokens | None:
     return side
 
 
+def _told_apart(call: Call, begins: Tensor) -> bool:
+    """Whether no query sees a key of another text of its row: not every model takes positions for a sign of packing."""
+    if not isinstance(call.visible, Tensor):
+        return False
+    text = begins.to(call.visible.device).cumsum(-1)
+    across = text[:, None, -call.q.shape[2] :, None] != text[:, None, None, :]
+    return not bool((call.visible & across).any())
+
+
 def _marks(read: Tokens | None, sets: Mapping[str, KeySet], shape: tuple[int, int], device: torch.device) -> Tensor:
-    """(1 + sets, b, s): the first real key, and membership of each set."""
+    """(1 + sets, b, s): the first real key of each text, and membership of each set."""
     real = torch.ones(shape, dtype=torch.bool, device=device)
     if read is not None and read.real is not None:
         real = read.real.to(device)
     first = real & (real.long().cumsum(-1) == 1)
+    if read is not None and read.begins is not None:
+        first = real & read.begins.to(device)
     members = [first]
     for name, keys in sets.items():
         if read is None:
@@ -291,6 +305,8 @@ def _sight(asked: Tokens | None, read: Tokens | None, marks: Tensor, n: int, t: 
         return Sight(real, None, None, None, roomy(marks[:, n].contiguous()), s - t)
     keys = read.ids[n].to(torch.int32)
     before = torch.cat((keys.new_full((1,), -1), keys[:-1]))
+    if read.begins is not None:  # what stands before a text in its row is another one's
+        before = torch.where(read.begins[n], -1, before)
     if read.real is not None:
         kept = read.real[n]
         keys = torch.where(kept, keys, -2)
