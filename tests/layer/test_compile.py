@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from attention_layers import SPECS, cached, layer, table_for, tokens  # noqa: E402
-from manyheads.layer import Attention  # noqa: E402
+from manyheads.layer import Attention, MultiheadAttention  # noqa: E402
 from manyheads.ops import masks  # noqa: E402
-from manyheads.spec import Cross, State  # noqa: E402
+from manyheads.spec import AttentionSpec, Bidirectional, Cross, State  # noqa: E402
 
 DEFAULT = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
 SCHEMES = (
@@ -187,3 +187,52 @@ def test_onnx_has_one_attention_node(name: str) -> None:
         x = tokens(3, count, dtype=torch.float32)
         (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         torch.testing.assert_close(torch.from_numpy(y), made(x), rtol=1e-5, atol=1e-5)
+
+
+class Masked(torch.nn.Module):
+    """A module with its mask as an input of the graph."""
+
+    def __init__(self, made: torch.nn.Module, name: str) -> None:
+        super().__init__()
+        self.made, self.name = made, name
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.name == "visible":
+            return self.made(x, visible=mask)
+        return self.made(x, x, x, need_weights=False, **{self.name: mask})[0]
+
+
+@pytest.mark.parametrize("opset", [18, 20, 23])
+@pytest.mark.parametrize("how", ["attn_mask", "attn_mask of floats", "key_padding_mask", "visible", "softcap"])
+def test_a_query_that_sees_nothing_gives_zeros_at_every_opset(how: str, opset: int) -> None:
+    """Before opset 23 torch writes attention out as it stands there, and softmax of nothing is an even mean, or NaN."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    if how == "softcap" and opset < 23:
+        pytest.skip("softcap is exported as ONNX's Attention, which older opsets lack")
+    x, blocked = tokens(2, 3, 8, dtype=torch.float32), torch.zeros(3, 3, dtype=torch.bool)
+    blocked[1], name = True, how.split(maxsplit=1)[0]
+    empty = (slice(None), 1)
+    if name in ("visible", "softcap"):
+        cap = 5.0 if name == "softcap" else None
+        spec = AttentionSpec.gqa(8, 4, 2, mask=Bidirectional(), softcap=cap)
+        module, mask = Masked(layer(spec, dtype=torch.float32), "visible"), ~blocked
+    else:
+        module = Masked(MultiheadAttention(8, 2, bias=False, batch_first=True).eval(), name)
+        mask = torch.zeros(3, 3).masked_fill(blocked, -torch.inf) if "floats" in how else blocked
+    if name == "key_padding_mask":
+        mask, empty = torch.tensor([[False] * 3, [True] * 3]), (1,)
+    program = torch.onnx.export(module, (x, mask), dynamo=True, opset_version=opset, verbose=False)
+    assert program.model_proto.opset_import[0].version == opset
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = {each.name: one.numpy() for each, one in zip(session.get_inputs(), (x, mask), strict=True)}
+    (y,) = session.run(None, given)
+    assert not y[empty].any()
+    torch.testing.assert_close(torch.from_numpy(y), module(x, mask), rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_in_which_every_query_sees_itself_has_no_more_nodes() -> None:
+    """A causal mask leaves no row empty, and where nothing is exported nothing is added."""
+    program = torch.export.export(layer("window", dtype=torch.float32), (tokens(2, 9, dtype=torch.float32),))
+    assert not any("any" in str(node.target) for node in program.graph.nodes)

@@ -78,7 +78,9 @@ class Core:
         visible: Visible | Tensor | None,
         offset: int | Tensor | None,
     ) -> Tensor:
-        """ONNX's own Attention, which knows a softcap and is the only one of torch's operators that does."""
+        """ONNX's own Attention (opset 23), which knows a softcap and is the only one of torch's operators that does. Older
+        opsets take a program that torch.export made before: nothing here can know which is asked for.
+        """
         asked = request(
             q, k, v, scale=scale, visible=visible, bias=self._bias, softcap=self._softcap, sinks=None, dropout=0.0,
             offset=offset,
@@ -95,7 +97,7 @@ class Core:
         out = torch.onnx.ops.attention(
             wide_q, wide_k, wide_v, mask, scale=scale, softcap=asked.softcap or 0.0, softmax_precision=_ONNX_FLOAT
         )[0]
-        return out[..., : v.shape[3]]
+        return sdpa.exported_zeros(out[..., : v.shape[3]], mask, asked, q, k)
 
 
 def _form(backend: str, *, capped: bool, want_weights: bool) -> Any:

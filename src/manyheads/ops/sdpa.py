@@ -14,10 +14,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from manyheads.ops import tiled
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.bias import Additive
-from manyheads.ops.predicates import Causal, Everything, Visible
+from manyheads.ops.predicates import Band, Causal, Chunk, Everything, Visible, Window
 from manyheads.ops.request import Request, pairs, request
 
-__all__ = ["LARGEST_MASK_ELEMENTS", "attention", "supports"]
+__all__ = ["LARGEST_MASK_ELEMENTS", "attention", "exported_zeros", "supports"]
 
 LARGEST_MASK_ELEMENTS = 2**24  # 4,096 queries by 4,096 keys: 16 MiB as booleans
 
@@ -46,10 +46,34 @@ def attention(
         )  # type: ignore[return-value]  # fmt: skip
     flag = _flag(q, k, asked)
     mask = None if flag else _mask(q, k, asked)
-    return scaled_dot_product_attention(
+    out = scaled_dot_product_attention(
         _even(q), _even(k), _even(v), attn_mask=mask, dropout_p=dropout, is_causal=flag, scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
+    return out if mask is None else exported_zeros(out, mask, asked, q, k)
+
+
+def exported_zeros(out: Tensor, mask: Tensor, asked: Request, q: Tensor, k: Tensor) -> Tensor:
+    """`out` with zeros in the rows that `mask` leaves without a key, said in so many words where a graph is exported: what
+    runs it need not know torch's rule (ONNX before opset 23 has the mean of the values there, or NaN).
+    """
+    if not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()) or _sees_itself(asked, q, k):
+        return out
+    seen = (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-1, keepdim=True)
+    return torch.where(seen, out, 0.0)
+
+
+def _sees_itself(asked: Request, q: Tensor, k: Tensor) -> bool:
+    """Whether no row can be empty: as many keys as queries, under a mask of positions, which shows each its own."""
+    whole = isinstance(asked.visible, Causal | Window | Band | Chunk | Everything) and not isinstance(
+        asked.bias, Tensor
+    )
+    return whole and not isinstance(asked.offset, Tensor) and _square(asked.offset, q, k)
+
+
+def _square(offset: int, q: Tensor, k: Tensor) -> bool:
+    # as a branch, so that torch.compile sees a bool where sizes are symbols
+    return True if offset == 0 and q.shape[2] == k.shape[2] else False  # noqa: SIM210
 
 
 def supports(
@@ -99,8 +123,7 @@ def _flag(q: Tensor, k: Tensor, asked: Request) -> bool:
     """Whether torch's own causal flag says all there is to say: as many queries as keys, from the start."""
     if asked.bias is not None or not isinstance(asked.visible, Causal) or isinstance(asked.offset, Tensor):
         return False
-    # as a branch, so that torch.compile sees a bool where sizes are symbols
-    return True if asked.offset == 0 and q.shape[2] == k.shape[2] else False  # noqa: SIM210
+    return _square(asked.offset, q, k)
 
 
 def _unmasked(q: Tensor, k: Tensor, asked: Request) -> bool:
