@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 import torch  # noqa: E402
 
-from manyheads.checkpoints import open_model  # noqa: E402
+from manyheads.checkpoints import open_model, read_config  # noqa: E402
 from manyheads.checkpoints.families import MODULES, family, named  # noqa: E402
 from manyheads.checkpoints.layout import expected_tensors  # noqa: E402
 from manyheads.checkpoints.safetensors_header import read_header  # noqa: E402
@@ -214,3 +214,72 @@ def test_config_alone_and_folder_say_the_same(saved: Any) -> None:
     assert alone.stack == open_model(folder).stack
     assert alone.parameters_stored is None
     assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_moe"
+
+
+STRAY = ("head_dim", "v_head_dim", "d_kv", "attention_head_dim", "num_key_value_heads", "num_kv_heads")
+
+
+def _weights_of(settings: dict[str, Any], name: str) -> int:
+    """Numbers in the parameters that transformers' class builds."""
+    case = DECODERS.get(name) or ENCODERS[name]
+    config = transformers.CONFIG_MAPPING[case["model_type"]](**{**TOKENS, **settings})
+    with torch.device("meta"):
+        kind = (
+            transformers.AutoModelForCausalLM.from_config if name in DECODERS else getattr(transformers, case["class"])
+        )
+        return sum(p.numel() for p in kind(config).parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in (*DECODERS, *ENCODERS) if name not in NOT_DESCRIBED])
+def test_a_size_of_heads_that_the_class_ignores_is_not_priced(name: str) -> None:
+    """A key more: it changes what we predict by as much as what transformers builds, or is refused by its name."""
+    case = DECODERS.get(name) or ENCODERS[name]
+    transformers.logging.set_verbosity(50)
+    before = {"model_type": case["model_type"], **case["settings"]}
+    ours, theirs = count(weights(read_config(before).stack)), _weights_of(case["settings"], name)
+    head_dim = read_config(before).stack.main.blocks[0].attention.head_dim
+    for key in STRAY:
+        value = 1 if key.endswith("kv_heads") else 2 * head_dim
+        found = None if key in case["settings"] else _priced(before | {key: value}, key)
+        if found is not None:
+            assert found - ours == _weights_of({**case["settings"], key: value}, name) - theirs, key
+
+
+def _priced(settings: dict[str, Any], key: str) -> int | None:
+    """Numbers in the weights that are predicted; None where `key` is refused by its name."""
+    try:
+        return count(weights(read_config(settings).stack))
+    except CheckpointError as error:
+        if key not in str(error):
+            raise
+        return None
+
+
+def test_a_size_that_the_class_works_out_may_be_said_as_it_is() -> None:
+    case = DECODERS["gpt_neox"]
+    before = {"model_type": "gpt_neox", **case["settings"]}
+    plain = read_config(before)
+    head_dim, heads = plain.stack.main.blocks[0].attention.head_dim, plain.stack.main.blocks[0].attention.num_heads
+    agreeing = {"head_dim": head_dim, "v_head_dim": head_dim, "num_key_value_heads": heads}
+    assert read_config(before | agreeing).stack == plain.stack
+    words = f"head_dim = {head_dim + 2} is not understood: transformers' class of gpt_neox does not read it and takes {head_dim}"
+    with pytest.raises(CheckpointError, match=words):
+        read_config(before | {"head_dim": head_dim + 2})
+    assumed = read_config(before | {"head_dim": head_dim + 2}, assume="full")
+    assert count(weights(assumed.stack)) == count(weights(plain.stack))
+
+
+def test_what_no_class_is_known_of_may_spell_its_sizes_as_it_likes() -> None:
+    sizes = {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "intermediate_size": 64,
+        "vocab_size": 32,
+    }
+    found = (
+        read_config(sizes | {"attention_head_dim": 12, "num_kv_heads": 2, "v_head_dim": 10})
+        .stack.main.blocks[0]
+        .attention
+    )
+    assert (found.head_dim, found.v_head_dim, found.kv.num_kv_heads) == (12, 10, 2)

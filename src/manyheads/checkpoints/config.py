@@ -84,7 +84,9 @@ def read_config(config: Mapping[str, Any], *, source: str = "config", assume: st
         defaults = {**family.nested_defaults, **defaults}
         if isinstance(config.get("tie_word_embeddings"), bool):
             defaults["tied"] = config["tie_word_embeddings"]
-    fields = Fields(inner, source=source, spellings=family.spellings, defaults=defaults)
+    fields = Fields(
+        inner, source=source, spellings=family.spellings, defaults=defaults, any_spelling=family.name == "generic"
+    )
     fields.used.update(_READ_HERE)
     try:
         stack, found = _read(fields, family, assume)

@@ -34,7 +34,15 @@ def read_decoder(fields: Fields, family: Family) -> Draft:
     _lenders(fields, draft)
     if family.finish is not None:
         family.finish(fields, draft)
+    sizes = {"head_dim": draft.head_dim, "v_head_dim": draft.v_head_dim, "kv_heads": draft.kv_heads}
+    for key, value, taken in fields.stray(sizes, _derived(family)):
+        draft.doubt(key, value, f"transformers' class of {family.name} does not read it and takes {taken}")
     return draft
+
+
+def _derived(family: Family) -> tuple[str, ...]:
+    """The sizes of heads of which no key is read; of a kind that nothing names, all are."""
+    return family.derived if family.latent or family.name == "generic" else (*family.derived, "v_head_dim")
 
 
 def _sizes(fields: Fields, family: Family) -> Draft:
@@ -42,7 +50,8 @@ def _sizes(fields: Fields, family: Family) -> Draft:
     layers = fields.size("layers")
     if layers > MOST_LAYERS:
         fields.fail(f"{fields.key('layers')} must be at most {MOST_LAYERS}, found {layers}")
-    kv_heads = fields.optional_size("kv_heads")
+    derived = _derived(family)
+    kv_heads = None if "kv_heads" in derived else fields.optional_size("kv_heads")
     given = fields.has("kv_heads")
     kv_heads = heads if kv_heads is None else kv_heads
     if not family.latent and heads % kv_heads:
@@ -51,10 +60,10 @@ def _sizes(fields: Fields, family: Family) -> Draft:
             f"{fields.key('heads')} {heads} is not a multiple of {fields.key('kv_heads')} {kv_heads}{absent}; each "
             "key/value head must serve equally many query heads"
         )
-    head_dim = fields.optional_size("head_dim")
+    head_dim = None if "head_dim" in derived else fields.optional_size("head_dim")
     if head_dim is None:
         head_dim = fields.size("mla_rope_dim") if family.latent else even_head_dim(d_model, heads)
-    v_head_dim = fields.optional_size("v_head_dim") or head_dim
+    v_head_dim = (None if "v_head_dim" in derived else fields.optional_size("v_head_dim")) or head_dim
     draft = Draft(d_model, layers, heads, kv_heads, head_dim, v_head_dim, scale=head_dim**-0.5)
     if not given and not family.latent and kv_heads != heads:
         draft.notes.append(f"{fields.names('kv_heads')[0]} is absent: {kv_heads}, transformers' default, is taken")

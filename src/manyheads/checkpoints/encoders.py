@@ -57,7 +57,8 @@ def read_encoder(fields: Fields, family: Family) -> tuple[StackSpec, list[str], 
     """The model, the notes and the doubts of an encoder or encoder-decoder."""
     eps = fields.number("norm_eps", 1e-5 if family.norm == "layer" else 1e-6) or 1e-5
     norm = Norm(family.norm, eps, family.gain, family.shift)
-    draft = EncoderDraft(fields.size("d_model"), fields.size("vocab_size"), norm, fields.optional_size("head_dim"))
+    head_dim = None if "head_dim" in family.derived else fields.optional_size("head_dim")
+    draft = EncoderDraft(fields.size("d_model"), fields.size("vocab_size"), norm, head_dim)
     draft.gated = family.gated
     fields.raw("is_encoder_decoder")
     draft.halves.append(_half(fields, "encoder"))
@@ -73,6 +74,10 @@ def read_encoder(fields: Fields, family: Family) -> tuple[StackSpec, list[str], 
     if family.finish_encoder is not None:
         family.finish_encoder(fields, draft)
     stacks = tuple(_stack(draft, half, family) for half in draft.halves)
+    own = stacks[0].blocks[0].attentions[0]
+    sizes = {"head_dim": own.head_dim, "v_head_dim": own.head_dim, "kv_heads": own.num_heads}
+    for key, value, taken in fields.stray(sizes, (*family.derived, "v_head_dim", "kv_heads")):
+        draft.doubt(key, value, f"transformers' class of {family.name} does not read it and takes {taken}")
     model = StackSpec(
         stacks, vocab_size=draft.vocab_size, head=draft.head, token_types=draft.token_types, context=draft.context,
         other=draft.other,

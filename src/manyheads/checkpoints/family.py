@@ -49,6 +49,8 @@ class Family:
     stack              which shared reader builds it: "decoder", "encoder", "seq2seq", or "rotary_encoder" (an encoder made
                        of a decoder's parts: rotation, windows, gates)
     spellings          keys of this family for a canonical field, tried before the common ones
+    derived            sizes of heads ("head_dim", "kv_heads") that transformers' class works out itself, whatever a configuration
+                       says; v_head_dim is one wherever there are no latents
     defaults           what transformers' config class takes where the key is absent, by canonical field
     norm               "rms" or "layer"; gain and shift as in `manyheads.spec.Norm`
     norm_places        places of the norms in a block (`manyheads.spec.stack.NORM_PLACES`)
@@ -83,6 +85,7 @@ class Family:
     model_types: tuple[str, ...]
     stack: str = "decoder"
     spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     norm: str = "rms"
     gain: str = "w"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown
 from manyheads.spec.check import LARGEST_SIZE
 
-__all__ = ["SPELLINGS", "Fields"]
+__all__ = ["HEAD_SIZES", "SPELLINGS", "Fields"]
 
 # Canonical name: the keys that published configs use for it, the commonest first.
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -74,6 +74,10 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+# Sizes of heads: a key that a class does not read says nothing of its weights, so no other spelling stands in for its own.
+HEAD_SIZES = ("head_dim", "v_head_dim", "kv_heads")
+
+
 class Fields:
     """One object of a configuration, with the spellings that a family adds, and a record of every key that was read.
 
@@ -88,8 +92,11 @@ class Fields:
         source: str,
         spellings: Mapping[str, tuple[str, ...]] | None = None,
         defaults: Mapping[str, Any] | None = None,
+        any_spelling: bool = True,
     ) -> None:
+        """`any_spelling`: sizes of heads are read under whatever name, as nothing says which class reads them."""
         self.config = config
+        self._any_spelling = any_spelling
         self.source = source
         self.used: set[str] = set()
         self._own = spellings or {}
@@ -97,6 +104,8 @@ class Fields:
 
     def names(self, field: str) -> tuple[str, ...]:
         """Every key that is accepted for `field`."""
+        if field in HEAD_SIZES and not self._any_spelling:
+            return (*self._own.get(field, ()), SPELLINGS[field][0])
         return (*self._own.get(field, ()), *SPELLINGS.get(field, () if field in self._own else (field,)))
 
     def key(self, field: str) -> str:
@@ -203,6 +212,20 @@ class Fields:
         if not isinstance(value, Mapping):
             self.fail(f"{self.key(field)} must be an object, found {shown(value)}")
         return value
+
+    def stray(self, sizes: Mapping[str, int], derived: Collection[str]) -> Iterator[tuple[str, Any, int]]:
+        """(key, value, what is taken) of keys that speak of the sizes of heads, are not read, and say something else than
+        `sizes`; `derived`: sizes of which no key is read. They all count as read.
+        """
+        for field, taken in sizes.items():
+            read = () if field in derived else self.names(field)
+            for key in dict.fromkeys((*self._own.get(field, ()), *SPELLINGS[field])):
+                value = self.config.get(key)
+                if key in read or value is None:
+                    continue
+                self.used.add(key)
+                if value != taken or isinstance(value, bool):
+                    yield key, value, taken
 
     def unread(self) -> Iterator[str]:
         """The keys that nothing has asked for."""

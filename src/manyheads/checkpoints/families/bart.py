@@ -99,6 +99,7 @@ _COPIES = ((r"^(model\.)?(encoder|decoder)\.embed_tokens\.weight$", "tokens"),)
 _BART = Family(
     name="bart",
     model_types=("bart", "plbart"),
+    derived=("head_dim",),
     stack="seq2seq",
     defaults={"tied": True, "context": 1024},
     norm="layer",

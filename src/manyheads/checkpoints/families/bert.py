@@ -63,6 +63,7 @@ _GAMMA = (((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".Laye
 _BERT = Family(
     name="bert",
     model_types=("bert",),
+    derived=("head_dim",),
     stack="encoder",
     spellings=_SIZES,
     defaults={"context": 512, "norm_eps": 1e-12, "tied": True},

@@ -24,6 +24,7 @@ FAMILIES = (
     Family(
         name="bloom",
         model_types=("bloom",),
+        derived=("head_dim", "kv_heads"),
         defaults={"tied": True, "norm_eps": 1e-5},
         norm="layer",
         shift=True,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.family import Family, Stored
 from manyheads.checkpoints.layouts import HEAD, LAYER, ROTARY_BUFFERS, linear, norm
-from manyheads.errors import CheckpointError
 from manyheads.spec.attention import Bias
 from manyheads.spec.positions import Alibi
 
@@ -21,8 +20,8 @@ def _finish(fields: Fields, draft: Draft) -> None:
     """Three flags decide together how many key/value heads and norms there are."""
     grouped, multi_query = fields.flag("new_decoder_architecture"), fields.flag("multi_query", default=True)
     draft.parallel = fields.flag("parallel_attn", default=True)
-    if multi_query and not grouped:
-        draft.kv_heads = 1
+    if not grouped:  # the class does not ask how many there are
+        draft.kv_heads = 1 if multi_query else draft.heads
     norms = fields.optional_size("num_ln_in_parallel_attn")
     norms = (2 if grouped else 1) if norms is None else norms
     draft.norm_places = ("pre_attention", "pre_mlp") if norms == 2 or not draft.parallel else ("pre_attention",)
@@ -30,11 +29,6 @@ def _finish(fields: Fields, draft: Draft) -> None:
         draft.bias, draft.mlp_bias = Bias.of("qkvo"), True
     if fields.flag("alibi"):
         draft.positions = {"full_attention": Alibi()}
-    if draft.head_dim * draft.heads != draft.d_model:
-        raise CheckpointError(
-            f"{fields.source}: head_dim {draft.head_dim} x {draft.heads} heads must be hidden_size {draft.d_model}; "
-            "Falcon has no head size of its own"
-        )
 
 
 # Rows by key/value head: the queries that share it, then its key, then its value.
@@ -62,7 +56,10 @@ FAMILIES = (
     Family(
         name="falcon",
         model_types=("falcon", "RefinedWeb", "RefinedWebModel"),
-        spellings={"mlp_width": ("ffn_hidden_size",), "context": ("max_position_embeddings",)},
+        derived=("head_dim",),
+        spellings={
+            "mlp_width": ("ffn_hidden_size",), "context": ("max_position_embeddings",), "kv_heads": ("num_kv_heads", "n_head_kv"),
+        },  # fmt: skip
         defaults={"tied": True, "context": 2048, "norm_eps": 1e-5},
         norm="layer",
         shift=True,

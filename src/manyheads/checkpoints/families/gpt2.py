@@ -26,6 +26,7 @@ FAMILIES = (
     Family(
         name="gpt2",
         model_types=("gpt2",),
+        derived=("head_dim", "kv_heads"),
         spellings={"context": ("n_positions", "n_ctx")},
         defaults={"tied": True, "context": 1024, "norm_eps": 1e-5},
         norm="layer",

@@ -37,6 +37,7 @@ FAMILIES = (
     Family(
         name="modernbert",
         model_types=("modernbert",),
+        derived=("head_dim", "kv_heads"),
         stack="rotary_encoder",
         spellings={"window": ("local_attention",), "rope_theta": ("global_rope_theta",)},
         defaults={"window": 128, "rope_theta": 160000.0, "local_rope_theta": 10000.0, "tied": True},

@@ -45,6 +45,7 @@ FAMILIES = (
     Family(
         name="mpt",
         model_types=("mpt",),
+        derived=("head_dim", "kv_heads"),
         spellings={"context": ("max_seq_len",)},
         defaults={"tied": True, "norm_eps": 1e-5},
         norm="layer",

@@ -36,6 +36,7 @@ FAMILIES = (
     Family(
         name="nomic_bert",
         model_types=("nomic_bert",),
+        derived=("kv_heads",),
         stack="rotary_encoder",
         defaults={"context": 2048, "norm_eps": 1e-12, "rope_theta": 1000.0, "tied": True},
         norm="layer",

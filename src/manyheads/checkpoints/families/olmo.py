@@ -93,6 +93,7 @@ FAMILIES = (
     Family(
         name="olmoe",
         model_types=("olmoe",),
+        derived=("head_dim",),  # its projections would take one, its norms of queries and keys do not
         defaults={"norm_eps": 1e-5, "experts": 64, "active": 8},
         bias_fields=(("attention_bias", "qkvo"),),
         qk_norm="full",

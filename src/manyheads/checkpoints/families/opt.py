@@ -38,6 +38,7 @@ FAMILIES = (
     Family(
         name="opt",
         model_types=("opt",),
+        derived=("head_dim", "kv_heads"),
         spellings={"mlp_width": ("ffn_dim",)},
         defaults={"tied": True},
         norm="layer",

@@ -37,6 +37,7 @@ FAMILIES = (
     Family(
         name="stablelm",
         model_types=("stablelm",),
+        derived=("head_dim",),
         defaults={"rope_fraction": 0.25},
         norm="layer",
         shift=True,

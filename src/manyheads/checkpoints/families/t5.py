@@ -55,7 +55,7 @@ def _block(role: str) -> tuple[Stored, ...]:
 _SPELLINGS = {
     "encoder_layers": ("num_layers",), "decoder_layers": ("num_decoder_layers",), "encoder_heads": ("num_heads",),
     "decoder_heads": ("num_heads",), "encoder_width": ("d_ff",), "decoder_width": ("d_ff",),
-    "buckets": ("relative_attention_num_buckets",), "max_distance": ("relative_attention_max_distance",),
+    "head_dim": ("d_kv",), "buckets": ("relative_attention_num_buckets",), "max_distance": ("relative_attention_max_distance",),
 }  # fmt: skip
 _LAYOUT = (Stored("shared.weight", (("tokens", "l m"),)), *_block("encoder"), *_block("decoder"), *HEAD)
 # Older files store the shared table under the stacks too, and a bias of the cross-attention that nothing reads.

@@ -33,6 +33,7 @@ FAMILIES = (
     Family(
         name="whisper",
         model_types=("whisper",),
+        derived=("head_dim",),
         stack="seq2seq",
         spellings={"context": ("max_target_positions",)},
         defaults={"tied": True, "context": 448},
