@@ -32,7 +32,7 @@ def data_of(text: str, **options) -> dict:
 @pytest.fixture(scope="module")
 def llama() -> dict:
     return data_of(
-        LLAMA_2_70B, context=[8192, 128_000], what_if=["mha", "mla:512+64"], hardware=find_hardware("h100"),
+        LLAMA_2_70B, context_tokens=[8192, 128_000], what_if=["mha", "mla:512+64"], hardware=find_hardware("h100"),
         memory=80 * 10**9, tensor_parallel=8,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def walk(value):
 
 
 def test_decode_shares_its_weights_over_the_batch():
-    one, many = (data_of(LLAMA_2_70B, context=1000, batch=batch)["decode"] for batch in (1, 16))
+    one, many = (data_of(LLAMA_2_70B, context_tokens=1000, batch=batch)["decode"] for batch in (1, 16))
     assert many["weight_bytes"] == one["weight_bytes"] + 15 * 8192 * 2
     assert many["cache_read_bytes"] == 16 * one["cache_read_bytes"]
     assert many["bytes_per_token"] == -(-many["bytes_per_step"] // 16)
@@ -119,9 +119,9 @@ def test_roofline_of_llama_on_an_h100(llama):
 )
 def test_the_one_change_that_would_make_it_fit(budget, change):
     """128,000 tokens of Llama-2-70B: 137.95 GB of weights and 41.94 GB of cache, here with 4 sequences of 1,000."""
-    own = data_of(LLAMA_2_70B, context=128_000, memory=budget + 45 * 10**9 if change == "--kv-dtype" else budget)[
-        "memory"
-    ]
+    own = data_of(
+        LLAMA_2_70B, context_tokens=128_000, memory=budget + 45 * 10**9 if change == "--kv-dtype" else budget
+    )["memory"]
     if own["fits"]:
         pytest.fail("the budget was meant to be too small")
     assert own["change"].startswith(change)
@@ -140,7 +140,7 @@ def test_encoder_alone_has_no_cache_and_no_decode():
 
 def test_text_has_a_table_for_every_question_and_fits_80_columns(llama):
     report = price(
-        parse_stack(LLAMA_2_70B), context=[8192, 128_000], what_if=["mha"], hardware=find_hardware("h100"),
+        parse_stack(LLAMA_2_70B), context_tokens=[8192, 128_000], what_if=["mha"], hardware=find_hardware("h100"),
         memory=10**9, tensor_parallel=16, name="llama",
     )  # fmt: skip
     out = io.StringIO()
@@ -160,7 +160,8 @@ def test_text_has_a_table_for_every_question_and_fits_80_columns(llama):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": -1}, "context"),
+        ({"context_tokens": -1}, "context"),
+        ({"context_tokens": 2.0}, "context must be an integer of 1 or more, found 2.0"),
         ({"batch": 0}, "batch"),
         ({"kv_dtype": "fp7"}, "fp7"),
         ({"weight_dtype": ""}, "dtype"),
@@ -199,7 +200,7 @@ def test_the_example_of_the_package_runs(tmp_path: Path) -> None:
 
 def test_one_layer_has_a_price() -> None:
     for text in ("gqa(64, 4/2)", "mha(64, 4, bidirectional)", "gqa(64, 4/2, buckets=32)", "linear(64, 4)"):
-        assert price(parse(text), context=100).data == price(parse_stack(text), context=100).data
+        assert price(parse(text), context_tokens=100).data == price(parse_stack(text), context_tokens=100).data
     assert price(parse("gqa(64, 4/2)")).title == "model: 1 layer of gqa(64, 4/2x16)"
 
 
@@ -220,7 +221,7 @@ def test_cross_attention_alone() -> None:
     """By hand: W_q 96 x 96, W_k and W_v 40 x 48 each, W_o 96 x 96; 30 memory tokens of 3 heads x (16 + 16) in 2 bytes; scores
     of 6 heads x 10 x 30 in 2 bytes.
     """
-    own = data_of("gqa(96, 6/3x16, cross=40)", context=10, source_tokens=30, what_if=["mha", "heads:12"], memory=10**6,
+    own = data_of("gqa(96, 6/3x16, cross=40)", context_tokens=10, source_tokens=30, what_if=["mha", "heads:12"], memory=10**6,
                   hardware=find_hardware("h100"), tensor_parallel=3)  # fmt: skip
     assert own["parameters"]["attention"] == 2 * 96 * 96 + 2 * 40 * 48
     assert own["kv_cache"]["bytes"] == own["kv_cache"]["cross_bytes"] == 30 * 3 * 32 * 2
@@ -229,7 +230,9 @@ def test_cross_attention_alone() -> None:
     assert data_of("gqa(96, 6/3x16, cross=40)")["context"] == 4096
 
 
-@given(stack=models(), options=st.fixed_dictionaries({"context": st.integers(0, 500), "batch": st.integers(1, 3)}))
+@given(
+    stack=models(), options=st.fixed_dictionaries({"context_tokens": st.integers(0, 500), "batch": st.integers(1, 3)})
+)
 def test_every_model_has_a_price(stack: StackSpec, options: dict[str, int]) -> None:
     """Whatever a spec can say is priced and printed; encoders and layers of MLPs alone among them."""
     report = price(stack, memory=10**6, what_if=[], **options)
@@ -244,7 +247,7 @@ def test_keys_and_values_in_formats_of_their_own() -> None:
     """By hand: 32 layers x 8 heads x (128 x 34/32 + 128 x 2) = 100,352 B a token; the other way round the same, and at q4_0/f16
     32 x 8 x (128 x 18/32 + 256) = 83,968.
     """
-    own = data_of(LLAMA_3_8B, kv_dtype="q8_0/f16", context=4096)
+    own = data_of(LLAMA_3_8B, kv_dtype="q8_0/f16", context_tokens=4096)
     assert own["kv_cache"]["bytes_per_token"] == 100_352
     assert own["kv_cache"]["bytes"] == 4096 * 100_352
     assert (own["kv_dtype"], own["key_dtype"], own["value_dtype"]) == ("q8_0/f16", "q8_0", "fp16")
@@ -283,6 +286,6 @@ def test_which_format_is_the_keys() -> None:
     state = 4 * (16 * 16 + 16)
     for formats, each in (("q8_0/f16", 2), ("f16/q8_0", 2), ("fp32/f16", 4)):
         assert data_of("linear(64, 4)", kv_dtype=formats)["kv_cache"]["state_bytes"] == state * each
-    lent = data_of("gqa(64, 4/2x8, v=32), gqa(64, 4/2x8, v=32, borrowed=0)", context=10, kv_dtype="fp32/bf16")
+    lent = data_of("gqa(64, 4/2x8, v=32), gqa(64, 4/2x8, v=32, borrowed=0)", context_tokens=10, kv_dtype="fp32/bf16")
     assert lent["decode"]["cache_read_bytes"] == 2 * 10 * 2 * (8 * 4 + 32 * 2)
     assert lent["decode"]["cache_write_bytes"] == 2 * (8 * 4 + 32 * 2)

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
     report = price(
         checkpoint.stack,
-        context=contexts,
+        context_tokens=contexts,
         batch=batch,
         source_tokens=source_tokens,
         weight_dtype=options.weight_dtype or checkpoint.weight_dtype or DEFAULT_DTYPE,

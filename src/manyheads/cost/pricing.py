@@ -44,7 +44,7 @@ FALLBACK_CONTEXT = 4096
 def price(
     stack: StackSpec | AttentionSpec,
     *,
-    context: int | Sequence[int] = 0,
+    context_tokens: int | Sequence[int] = 0,
     batch: int = 1,
     source_tokens: int = 0,
     weight_dtype: str = "bf16",
@@ -58,11 +58,11 @@ def price(
     source: str = "",
     notes: Sequence[str] = (),
 ) -> Report:
-    """The price of a model, or of one layer alone, for `batch` sequences of `context` tokens; several contexts are compared,
+    """The price of a model, or of one layer alone, for `batch` sequences of `context_tokens`; several contexts are compared,
     the last is priced.
 
     stack            what `manyheads.read` returns; or an AttentionSpec, priced as `manyheads.read` of its text would be
-    context          tokens; 0 for the model's own limit, else 4,096
+    context_tokens   of each sequence; 0 for the model's own limit, else 4,096
     source_tokens    what an encoder reads, 0 for its own limit or the context
     weight_dtype     format of weights (`manyheads.cost.dtypes`); kv_dtype: of cached keys and values, or "q8_0/f16" for the two
                      apart, keys first (MLA's latents count as keys; running states take the wider)
@@ -76,7 +76,7 @@ def price(
     """
     stack = _model(stack)
     check.size("tensor_parallel", tensor_parallel, most=MOST_RANKS)
-    contexts = [context] if isinstance(context, int) else list(context)
+    contexts = list(context_tokens) if isinstance(context_tokens, Sequence) else [context_tokens]
     contexts = [tokens or default_context(stack) for tokens in contexts] or [default_context(stack)]
     load = Workload(
         contexts[-1], batch, source_tokens or default_source_tokens(stack, contexts[-1]), weight_dtype, kv_dtype,

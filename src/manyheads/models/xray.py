@@ -291,7 +291,7 @@ def _report(
     stack = checkpoint.stack
     contexts = list(request.contexts) or default_contexts(stack)
     cost = price(
-        stack, context=contexts, weight_dtype=checkpoint.weight_dtype or KV_DTYPE, kv_dtype=KV_DTYPE,
+        stack, context_tokens=contexts, weight_dtype=checkpoint.weight_dtype or KV_DTYPE, kv_dtype=KV_DTYPE,
         weight_bytes=checkpoint.stored_bytes or 0, name=checkpoint.name, source=checkpoint.source,
         notes=checkpoint.notes,
     )  # fmt: skip
