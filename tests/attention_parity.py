@@ -7,7 +7,7 @@ noted. Our layer gets the same tokens in the same pieces, with a cache of ours, 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,11 @@ class Seen:
     outputs: list[Tensor] = field(default_factory=list)
     memory: Tensor | None = None
     turns: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
+
+    def widened(self) -> Seen:
+        """The same tokens in float64."""
+        memory = None if self.memory is None else self.memory.double()
+        return replace(self, inputs=[x.double() for x in self.inputs], memory=memory)
 
 
 def listen(model: nn.Module) -> dict[str, Seen]:

@@ -6,7 +6,7 @@ and a sum are rounded once (FMA), and how exp is computed: which e, never how la
 and what it may be off is worked out from u, the lengths of its sums and what happens to errors on the way.
 
     Wide         runs any computation in float64, also where its code asks for float32
-    evaluated    what a computation gives in float64, and how far rounding may take it in another type
+    evaluated    what a computation gives in float64, and how far rounding may take it in another type; `each`: several
     model        the same of a transformers model
     attention    the same of one attention call
 """
@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.ops import softmax
 
-__all__ = ["Exact", "Wide", "attention", "evaluated", "model", "unit"]
+__all__ = ["Exact", "Wide", "attention", "each", "evaluated", "model", "unit"]
 
 _DRAWS = 3
 _SAFETY = 3.0
@@ -74,15 +75,27 @@ def evaluated(run: Callable[[], Tensor], *, dtype: torch.dtype = torch.float32) 
     conditioning, is so in the answer. Three draws are made; a processor is one more, and to be three times as far off as
     the worst element of them its roundings would have to conspire.
 
-    In float64 the value that others are held against is rounded as well: the bound is doubled.
+    In float64 the value that others are held against is rounded as well: the bound is doubled. `run` has no gradients
+    unless it asks for them.
     """
-    with torch.no_grad(), Wide():
-        value = run()
-    largest = 0.0
+    with torch.no_grad():
+        (exact,) = each(lambda: [run()], dtype=dtype)
+    assert exact is not None
+    return exact
+
+
+def each(run: Callable[[], Iterable[Tensor | None]], *, dtype: torch.dtype = torch.float32) -> list[Exact | None]:
+    """`evaluated` for several results at once, gradients perhaps; None for None."""
+    with Wide(), sdpa_kernel(SDPBackend.MATH):  # torch's other kernels are one operation each, of which nothing is seen
+        values = [None if x is None else x.detach() for x in run()]
+    largest = [0.0] * len(values)
     for seed in range(_DRAWS):
-        with torch.no_grad(), _Rounding(unit(dtype), seed):
-            largest = max(largest, _off(run(), value))
-    return Exact(value, _SAFETY * largest * (2 if dtype == torch.float64 else 1))
+        with _Rounding(unit(dtype), seed), sdpa_kernel(SDPBackend.MATH):
+            found = list(run())
+        for i, (value, x) in enumerate(zip(values, found, strict=True)):
+            largest[i] = largest[i] if value is None or x is None else max(largest[i], _off(x.detach(), value))
+    safety = _SAFETY * (2 if dtype == torch.float64 else 1)
+    return [None if x is None else Exact(x, safety * most) for x, most in zip(values, largest, strict=True)]
 
 
 def model(
@@ -114,7 +127,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dtype: torch.dtype = torch.flo
 
 def _off(found: Tensor, value: Tensor) -> float:
     assert found.shape == value.shape, f"{tuple(found.shape)} is not {tuple(value.shape)}"
-    return float((found.double() - value.double()).abs().max())
+    return float((found.detach().double() - value.detach().double()).abs().max())
 
 
 def _counts(x: Tensor) -> bool:
@@ -156,7 +169,7 @@ _TWICE = {
     "softplus", "tanh",
 }  # fmt: skip
 _SUMS = {"cumsum", "logsumexp", "mean", "sum", "var"}
-_SOFTMAXES = {"_log_softmax", "_softmax"}
+_SOFTMAXES = {"_log_softmax", "_safe_softmax", "_softmax"}
 # Where their two factors stand among the arguments.
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}
 
@@ -186,8 +199,15 @@ def _rounded(name: str, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> T
     out: Tensor = outs[0]
     if name in _ONCE or name in _TWICE:
         return out.abs() * (1 if name in _ONCE else 2)
-    if name in _SOFTMAXES:  # an exponential, a sum, a quotient
-        return out.abs() * (4 + math.sqrt(out.shape[args[1]]))
+    if name in _SOFTMAXES:
+        # A sum and a quotient; an exponential, which torch's fused attention takes by a function of its own that is off by
+        # up to 20 units in the last place (exp_u20 in ATen/cpu/vec, where a processor has AVX2 or AVX-512); where blocks
+        # of keys are taken one by one it is exp(s - log sum exp), of which the exponent is rounded like the scores.
+        scores = torch.where(args[0].abs() < _HUGE, args[0], 0.0).abs().amax(args[1], keepdim=True)
+        return out.abs() * (2 * 20 + math.sqrt(out.shape[args[1]]) + scores)
+    if name == "_softmax_backward_data":  # of (g, p): p (g - sum of g p)
+        slope, weights, axis = args[0].abs(), args[1].abs(), args[2]
+        return weights * (slope + (slope * weights).sum(axis, keepdim=True)) * math.sqrt(out.shape[axis])
     if name == "native_layer_norm":  # of x (y, mean, 1 / deviation): where x is far from 0, so is the mean
         weight = 1 if args[2] is None else args[2].abs()
         return 4 * out.abs() + args[0].abs() * outs[2] * weight
