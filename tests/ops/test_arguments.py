@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from manyheads.errors import SpecError
 from manyheads.ops import arguments, bias, latent, linear, masks, rope, sdpa, softmax, tiled
@@ -109,6 +110,19 @@ def test_a_compiled_graph_of_another_cap_is_the_same_function() -> None:
     )
     for cap in (1.5, 3.0, 4.5):
         torch.testing.assert_close(graph(Q, K, cap), softmax.attention(Q, K, K, scale=0.25, softcap=cap))
+
+
+def test_what_cannot_be_looked_at_is_let_through() -> None:
+    """Traces and transforms have no numbers to look at: they must not end in an error of torch's own."""
+    added, sinks = torch.zeros(1, 4, 1, 6), torch.zeros(4)
+
+    def call(extra: Tensor, sink: Tensor) -> Tensor:
+        return softmax.attention(Q, K, K, scale=0.25, bias=extra, sinks=sink)  # type: ignore[return-value]
+
+    plain = call(added, sinks)
+    torch.testing.assert_close(torch.func.vmap(call, (0, None))(added.expand(3, 1, 4, 1, 6), sinks)[2], plain)
+    assert torch.func.grad(lambda extra: call(extra, sinks).sum())(added).shape == added.shape
+    torch.testing.assert_close(make_fx(call)(added, sinks)(added, sinks), plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool])

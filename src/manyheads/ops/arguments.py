@@ -13,7 +13,8 @@
 
 0, NaN and infinity are never another way to say None. Numbers are looked at in every call. Of tensors, shapes always; what
 is in them only where looking is nothing beside the call: on the CPU, up to LARGEST_LOOKED_AT elements, and not while a graph
-is traced or a transform of torch.func runs. Beyond that NaN and +inf in a bias give NaN in every form.
+is traced, a mode of torch's dispatcher is on or a transform of torch.func runs. Beyond that NaN and +inf in a bias give NaN in
+every form.
 """
 
 from __future__ import annotations
@@ -161,4 +162,5 @@ def _looked_at(tensor: Tensor) -> bool:
     """Whether there are elements, and reading them costs next to nothing and is possible at all."""
     if torch.compiler.is_compiling() or tensor.device.type != "cpu" or not 0 < tensor.numel() <= LARGEST_LOOKED_AT:
         return False
-    return type(tensor) in (Tensor, torch.nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    traced = torch._C._len_torch_dispatch_stack() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return type(tensor) in (Tensor, torch.nn.Parameter) and not traced
