@@ -67,7 +67,7 @@ def fused_weights(model: Any, batch: dict[str, Any], monkeypatch: pytest.MonkeyP
     fused, seen = functional.scaled_dot_product_attention, []
 
     def noting(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        rows = torch.eye(k.shape[2]).expand(*k.shape[:2], -1, -1)
+        rows = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
         out = fused(q, k, v, **options)
         seen.append((fused(q, k, rows, **options), out))
         return out
@@ -82,7 +82,7 @@ def fused_weights(model: Any, batch: dict[str, Any], monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "bert", "granite", "qwen3"])
 def test_o19_weights_are_those_of_the_fused_function(name: str, masked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Causal, windowed and two-sided masks, groups, scales of the model's own (granite), with and without padding."""
-    model, batch = tiny.build(name, attention="sdpa"), tiny.inputs(name)
+    model, batch = tiny.build(name, attention="sdpa", dtype=torch.float64), tiny.inputs(name)
     if masked != "whole":
         batch["attention_mask"] = (torch.arange(11) < torch.tensor([[11], [7]])).long()
     real = batch.get("attention_mask", torch.ones(2, 11)).bool()

@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
 import manyheads  # noqa: E402
+import rounding  # noqa: E402
 import tiny_models  # noqa: E402
 import tiny_transformers as tiny  # noqa: E402
 from manyheads.checkpoints import open_model  # noqa: E402
@@ -28,7 +29,7 @@ from manyheads.errors import BackendError, CheckpointError, ConversionError, Man
 from manyheads.heads import export as exporting  # noqa: E402
 from manyheads.heads.export import export, load_pruned  # noqa: E402
 from manyheads.heads.prune import mask  # noqa: E402
-from manyheads.heads.trial import logits_of  # noqa: E402
+from manyheads.heads.trial import logits_of, random_batch  # noqa: E402
 from manyheads.models.door import opened  # noqa: E402
 from manyheads.models.held import Inputs, measure_cache  # noqa: E402
 from manyheads.models.load import load_model  # noqa: E402
@@ -46,9 +47,9 @@ def saved(tmp_path: Path) -> Any:
     return save
 
 
-def masked(model: Any, heads: Any) -> Any:
-    with opened(model, gates=[mask(model, heads)]):
-        return logits_of(model)
+def masked(model: Any, heads: Any) -> rounding.Exact:
+    """`logits_of` the model with these heads closed."""
+    return rounding.model(model, random_batch(model), around=lambda wide: opened(wide, gates=[mask(wide, heads)]))
 
 
 def stock(folder: Path) -> Any:
@@ -59,10 +60,6 @@ def stock(folder: Path) -> Any:
     assert not info["mismatched_keys"]
     assert not info["unexpected_keys"]
     return model.eval()
-
-
-def close(got: Any, wanted: Any) -> bool:
-    return float((got - wanted).abs().max()) <= 1e-5 * max(1.0, float(wanted.abs().max()))
 
 
 GROUPS = {0: (0, 1, 2), 1: (3, 4, 5), 2: (0, 1, 2), 3: (3, 4, 5), 4: (0, 1, 2), 5: (0, 1, 2), 6: (3, 4, 5)}
@@ -81,8 +78,8 @@ def test_uniform_counts_reload_as_a_stock_class(saved, tmp_path: Path, name: str
     loaded = stock(tmp_path / "out")
     assert (loaded.config.num_attention_heads, loaded.config.num_key_value_heads) == (3, 1)
     wanted = masked(model, heads)
-    assert not close(logits_of(model), wanted)
-    assert close(logits_of(loaded), wanted)
+    assert wanted.told(logits_of(model))
+    assert wanted.holds(logits_of(loaded))
     assert done.tensor_bytes == done.predicted_bytes == 4 * sum(p.numel() for p in loaded.parameters())
     assert done.cache_bytes * 2 == done.cache_before_bytes
 
@@ -103,7 +100,7 @@ def test_a_llama_whose_class_refuses_the_count_becomes_a_mistral_with_the_same_l
     assert type(loaded).__name__ == "MistralForCausalLM"
     assert "Mistral" in done.form.why
     assert (loaded.config.num_attention_heads, loaded.config.sliding_window) == (5, None)
-    assert close(logits_of(loaded), masked(model, {0: (1,), 1: (4,)}))
+    assert masked(model, {0: (1,), 1: (4,)}).holds(logits_of(loaded))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +113,7 @@ def test_what_no_configuration_can_say_is_padded_and_loads_anywhere(saved, tmp_p
     assert done.form.name == "padded"
     loaded = stock(tmp_path / "out")
     assert type(loaded) is type(model)
-    assert close(logits_of(loaded), masked(model, heads))
+    assert masked(model, heads).holds(logits_of(loaded))
     assert done.tensor_bytes == done.before_bytes
 
 
@@ -130,7 +127,7 @@ def test_the_compact_form_needs_our_loader_and_the_stock_one_refuses_it(saved, t
     assert done.tensor_bytes == done.predicted_bytes < done.before_bytes
     loaded = load_pruned(tmp_path / "out")
     assert type(loaded.model) is type(model)
-    assert close(logits_of(loaded.model), masked(model, heads))
+    assert masked(model, heads).holds(logits_of(loaded.model))
     stored = [*loaded.model.parameters(), *(b for n, b in loaded.model.named_buffers() if n == "final_logits_bias")]
     assert 4 * sum(tensor.numel() for tensor in stored) == done.tensor_bytes
     with pytest.raises(Exception, match=r"(?i)size|shape|mismatch"):
@@ -174,7 +171,7 @@ def test_prunings_compose_through_files_by_original_numbers(saved, tmp_path: Pat
     assert kept == {0: [0, 2, 3, 4], 1: [0, 4, 5]}
     assert [str(head) for head in done.plan.again] == ["1:2"]
     heads = {0: (1, 5), 1: (1, 2, 3)}
-    assert close(logits_of(load_pruned(tmp_path / "two").model), masked(model, heads))
+    assert masked(model, heads).holds(logits_of(load_pruned(tmp_path / "two").model))
     with pytest.raises(ConversionError, match="removes nothing"):
         export(tmp_path / "two", {1: (2,)}, tmp_path / "three")
     assert not (tmp_path / "three").exists()
@@ -185,7 +182,7 @@ def test_a_uniform_export_is_pruned_again(saved, tmp_path: Path) -> None:
     export(folder, {layer: GROUPS[layer] for layer in range(3)}, tmp_path / "one")
     export(tmp_path / "one", {0: (4,)}, tmp_path / "two")  # of what is left, 3, 4 and 5
     heads = {layer: GROUPS[layer] for layer in range(3)} | {0: (0, 1, 2, 4)}
-    assert close(logits_of(stock(tmp_path / "two")), masked(model, heads))
+    assert masked(model, heads).holds(logits_of(stock(tmp_path / "two")))
 
 
 def test_a_model_pruned_in_memory_survives_save_pretrained(saved, tmp_path: Path) -> None:
@@ -197,7 +194,7 @@ def test_a_model_pruned_in_memory_survives_save_pretrained(saved, tmp_path: Path
     loaded = load_pruned(tmp_path / "kept").model
     kept = model.state_dict()
     assert all(torch.equal(tensor, kept[name]) for name, tensor in loaded.state_dict().items())
-    assert close(logits_of(loaded), logits_of(model))
+    assert rounding.model(model, random_batch(model)).holds(logits_of(loaded))
 
 
 def test_what_stands_beside_the_weights(tmp_path: Path) -> None:
@@ -326,7 +323,7 @@ def test_the_shards_of_the_source_stay(tmp_path: Path, name: str) -> None:
         assert set(after) == set(before)
         assert sum(x.nbytes for x in after.values()) <= sum(x.nbytes for x in before.values())
     written = load_model(locate(str(tmp_path / "out")), open_model(tmp_path / "out").stack).model
-    assert close(logits_of(written), masked(model, heads))
+    assert masked(model, heads).holds(logits_of(written))
 
 
 def test_zeros_are_not_told_as_a_gain(saved, tmp_path: Path) -> None:
