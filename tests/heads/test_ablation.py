@@ -143,6 +143,22 @@ def test_the_first_real_position_alone_or_left_alone(positions: str) -> None:
         assert abs(found.score(Head(1, head))) > 1e-6
 
 
+@pytest.mark.parametrize("positions", ["all", "later", "first"])
+def test_texts_in_one_row_are_as_texts_by_themselves(positions: str) -> None:
+    """Their first positions too, and no token is guessed from the text before its own."""
+    model = build("llama", dtype=torch.float64, attention="sdpa")
+    texts = [[5, 6, 7, 5, 6, 9, 5], [5, 8, 6, 5, 3], [6, 6, 7, 5, 6, 8]]
+    row = {
+        "input_ids": torch.tensor([[token for text in texts for token in text]]),
+        "position_ids": torch.tensor([[at for text in texts for at in range(len(text))]]),
+    }
+    apart = [torch.tensor([text]) for text in texts]
+    found, right = (ablation(model, given, how="mean", positions=positions) for given in ([row], apart))
+    assert found.baseline == pytest.approx(right.baseline, rel=1e-6)  # the norms round to float32
+    assert torch.allclose(found.scores, right.scores, rtol=1e-4, atol=1e-7)
+    assert bool((right.scores.abs() > 1e-5).any())
+
+
 def test_attention_that_is_not_causal_has_no_first_position() -> None:
     model = build("bert-masked-lm", dtype=torch.float64)
     batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[-100, 6, -100, 8]])}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from manyheads.checkpoints.pruned import KEY, LayerHeads, read_record
 from manyheads.errors import ManyheadsError
 from manyheads.models.door_attentions import Attentions
+from manyheads.models.door_call import Call
 from manyheads.quoting import shown
 
 __all__ = ["Batch", "Place", "Tokens", "is_cross", "packed", "padded", "places", "prepared", "windows"]
@@ -320,6 +321,15 @@ def packed(given: Mapping[str, Any], begin: str = "") -> Tensor | None:
         return None
     found = torch.diff(at, prepend=at[:, :1] - 2, dim=-1) != 1  # the first one begins in any case
     return found.expand(ids.shape[0], -1) if bool(found[:, 1:].any()) else None
+
+
+def told_apart(call: Call, begins: Tensor) -> bool:
+    """Whether no query sees a key of another text of its row: not every model takes positions for a sign of packing."""
+    if not isinstance(call.visible, Tensor):
+        return False
+    text = begins.to(call.visible.device).cumsum(-1)
+    across = text[:, None, -call.q.shape[2] :, None] != text[:, None, None, :]
+    return not bool((call.visible & across).any())
 
 
 def lazily(batches: Iterable[Batch] | Batch) -> Iterable[Batch]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.batches import is_cross, sides_of
+from manyheads.heads.batches import is_cross, packed, sides_of, told_apart
 from manyheads.heads.metrics import Batch
 from manyheads.models.door import Call
 
@@ -114,10 +114,14 @@ def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
 
 
 def first_positions(batch: Batch, call: Call, stage: str) -> Tensor | None:
-    """(b, t), True at the first query of each sequence that is no padding; None where attention is not causal."""
+    """(b, t), True at the first query of each text that is no padding, of each that is packed into a row; None where attention
+    is not causal."""
     if is_cross(stage) or not getattr(call.module, "is_causal", True):
         return None
     real = real_positions(batch, call, stage)
+    begins = packed(batch, sides_of(batch, stage)[0] or "")
+    if begins is not None and begins.shape == real.shape and told_apart(call, begins):
+        return real & begins
     return real & (real.long().cumsum(-1) == 1)
 
 

@@ -68,7 +68,8 @@ class Replay:
 
     def see(self, call: Call, out: Tensor) -> None:
         """An observer of the door: keeps what each attention gives at its first call."""
-        if self._recording and call.path not in self._outputs:
+        # What arrives at the projection behind a gate is not what attention gave: that is computed again.
+        if self._recording and not call.projected and call.path not in self._outputs:
             self._outputs[call.path] = out.clone()
 
     def supports(self, call: Call) -> bool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.heads.batches import Batch, Place, Tokens, is_cross, lazily, places, prepared, sides
+from manyheads.heads.batches import Batch, Place, Tokens, is_cross, lazily, places, prepared, sides, told_apart
 from manyheads.heads.rows import Sight, roomy
 from manyheads.heads.scanning import choose
 from manyheads.heads.streaming import Sums, walk
@@ -225,7 +225,7 @@ class Recorder:
         b, t, s = call.q.shape[0], call.q.shape[2], call.k.shape[2]
         asked, read = sides(self._given, place.stage)
         asked, read = _fitting(asked, b, t), _fitting(read, b, s)
-        if read is not None and read.begins is not None and not _told_apart(call, read.begins):
+        if read is not None and read.begins is not None and not told_apart(call, read.begins):
             read = replace(read, begins=None)
         crossed = is_cross(place.stage)
         without = {*(() if not crossed else _OF_ONE_TEXT)}
@@ -266,15 +266,6 @@ def _fitting(side: Tokens | None, batch: int, length: int) -> Tokens | None:
     if side is None or tuple(side.ids.shape) != (batch, length):
         return None
     return side
-
-
-def _told_apart(call: Call, begins: Tensor) -> bool:
-    """Whether no query sees a key of another text of its row: not every model takes positions for a sign of packing."""
-    if not isinstance(call.visible, Tensor):
-        return False
-    text = begins.to(call.visible.device).cumsum(-1)
-    across = text[:, None, -call.q.shape[2] :, None] != text[:, None, None, :]
-    return not bool((call.visible & across).any())
 
 
 def _marks(read: Tokens | None, sets: Mapping[str, KeySet], shape: tuple[int, int], device: torch.device) -> Tensor:

@@ -6,7 +6,8 @@
 
 Nearly every family of transformers hands (module, q, k, v, mask, scaling, ...) to the function that its configuration
 names. While a door is open that is ours: the innermost form that supports the call computes it, gates change the heads'
-outputs where they are still apart, before the output projection, and observers look at them. Looking changes nothing.
+outputs where they are still apart, at the input of the output projection, and observers look at them. Looking changes
+nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from manyheads.models.door_attentions import Attentions, find_attentions, hold, 
 from manyheads.models.door_call import Call, read_call
 from manyheads.models.door_forms import FORMS, Form, Taken, chosen, form, taken
 from manyheads.models.door_mask import make_mask
+from manyheads.models.door_output import expect, tap, untap
 
 __all__ = ["NAME", "Call", "Door", "Form", "Gate", "Observer", "opened", "register_once", "unregister"]
 
@@ -92,7 +94,8 @@ def opened(
                     method `supports(call)` that answers no, the one outside it is asked. None: whatever is active, and
                     "auto" where nothing is
     observers       called with (call, outputs) after the gates; not during the recomputation of gradient checkpointing
-    gates           called with (call, outputs), return new outputs; in recomputation too, so that gradients are right
+    gates           called with (call, outputs), return new outputs; in recomputation too, so that gradients are right.
+                    Outputs are what the output projection is given, behind a gate or norm that the module has before it
     mode            put the model into this mode while the door is open
 
     Doors nest, on one model or several; the innermost implementation runs, and all gates and observers of doors that know
@@ -110,6 +113,7 @@ def opened(
     modes = [(module, module.training) for module in model.modules()]
     configs = door.attentions.configs
     hold(configs, NAME)
+    tap(door.attentions.projections)
     _enter(door)
     try:
         if mode is not None:
@@ -118,6 +122,7 @@ def opened(
     finally:
         _leave(door)
         release(configs)
+        untap(door.attentions.projections)
         for module, training in modes:
             module.training = training
 
@@ -152,21 +157,31 @@ def attend(
         module, query, key, value, attention_mask, keywords, recomputed=again,
         path=inner.paths[id(module)] if inner else "", layer=inner.layers[id(module)] if inner else -1,
     )  # fmt: skip
+    if any(id(module) in door.attentions.projections for door in doors):
+        call = replace(call, projected=True)
     implementation = chosen([door.implementation for door in doors if door.implementation is not None], call)
     how = taken(implementation, call)
     out = FORMS.get(how.name, implementation)(call) if implementation is FORMS["auto"] else implementation(call)
     _check_shape(out, call)
+    if call.projected:
+        expect(module, out, lambda given: _shown(module, call, given, doors, how), where=call.path)
+        return _answer(call, out)
+    return _answer(call, _shown(module, call, out, doors, how))
+
+
+def _shown(module: nn.Module, call: Call, out: Tensor, doors: Sequence[Door], how: Taken) -> Tensor:
+    """The outputs after the gates of all doors, seen by their observers."""
     for door in reversed(doors):
         seen = replace(call, path=door.attentions.paths[id(module)])
         for gate in door.gates:
             out = gate(seen, out)
             _check_shape(out, seen)
-        if not again:
+        if not call.recomputed:
             door.calls[seen.path] += 1
             door.taken[seen.path] = how
             for observer in door.observers:
                 observer(seen, out)
-    return _answer(call, out)
+    return out
 
 
 def _before_call(module: nn.Module) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 
 from manyheads.errors import BackendError
+from manyheads.models.door_output import INTERFACE, projection_of
 
 __all__ = ["Attentions", "find_attentions", "hold", "release"]
 
-_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # Why a family is refused, where its own code says more than "it does not call the interface".
 _REASONS = {
     "falcon": "it chooses between functions of its own and refuses any other name",
@@ -31,6 +31,7 @@ class Attentions:
 
     paths    name of each module that passes through the door, by its id
     layers   its layer within its stack, by its id, counted from 0
+    projections  by the id of a module that changes what its heads give before it projects it (gates, norms): its projection
     outside  names of attention modules that do not pass: they run as they always did
     configs  the configurations that say which function the ones that pass call
     """
@@ -39,6 +40,7 @@ class Attentions:
     layers: dict[int, int]
     outside: tuple[str, ...]
     configs: tuple[Any, ...]
+    projections: dict[int, nn.Module]
 
 
 def find_attentions(model: nn.Module) -> Attentions:
@@ -63,14 +65,15 @@ def find_attentions(model: nn.Module) -> Attentions:
         )
     paths = {id(module): name for name, module in passing.items()}
     layers = _layers(passing)
-    return Attentions(paths, layers, tuple(others), configs)
+    projections = {id(module): found for module in passing.values() if (found := projection_of(module)) is not None}
+    return Attentions(paths, layers, tuple(others), configs, projections)
 
 
 @lru_cache(maxsize=512)
 def _passes(forward: Callable[..., Any]) -> bool:
     """Whether this forward asks the interface for its function: its source is the only sign there is."""
     try:
-        return _INTERFACE in inspect.getsource(forward)
+        return INTERFACE in inspect.getsource(forward)
     except (OSError, TypeError):
         return False
 

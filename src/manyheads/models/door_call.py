@@ -51,6 +51,8 @@ class Call:
     bias        what the model adds to the logits (T5's buckets, a mask of floats)
     softcap, sinks, dropout   as in `manyheads.ops.softmax.attention`
     recomputed  the backward of gradient checkpointing runs the forward again: count and look only where this is False
+    projected   the module changes what its heads give before it projects it (a gate, a norm): gates and observers are given
+                the input of the output projection, which is not `weights() @ v`
     """
 
     module: nn.Module
@@ -67,6 +69,7 @@ class Call:
     dropout: float = 0.0
     recomputed: bool = False
     wants_weights: bool = field(default=False, repr=False)
+    projected: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
