@@ -133,7 +133,7 @@ def load_model(
         began = time.perf_counter()
         if found.kind == "gguf":
             loaded = _from_gguf(found.text, stack, dtype, say)
-            _check_turned(loaded.model.config, stack, found.text)
+            unpacked.check_turned(loaded.model.config, stack, found.text)
         else:
             loaded = _from_folder(_folder(found, revision, say), stack, dtype)
         try:
@@ -141,24 +141,6 @@ def load_model(
         except (RuntimeError, MemoryError) as error:
             raise BackendError(f"the model does not go onto {device}: {first_line(error)}") from None
     return replace(loaded, seconds=time.perf_counter() - began)
-
-
-def _check_turned(config: Any, stack: StackSpec, path: str) -> None:
-    """Refuses a GGUF file whose heads are turned in part where transformers' reader has lost how much: it would turn all."""
-    from manyheads.spec import Heads, Rope
-
-    told = [getattr(config, name, None) for name in ("rotary_dim", "partial_rotary_factor")]
-    told.append((getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor"))
-    for block, _ in stack.main.groups:
-        for spec in block.attentions:
-            rope = spec.positions
-            part = isinstance(spec.kv, Heads) and isinstance(rope, Rope) and rope.dim < spec.head_dim
-            if part and all(value in (None, 1.0) for value in told):
-                raise CheckpointError(
-                    f"{shown_path(path)}: {rope.dim} of the {spec.head_dim} elements of a head are turned, and transformers "  # type: ignore[union-attr]
-                    "turns whole heads of what it reads from GGUF: its results would be another model's; valid: the same "
-                    "model as .safetensors"
-                )
 
 
 def _device(name: str) -> Any:

@@ -17,10 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown_path
+from manyheads.spec import Heads, Rope, StackSpec
 
-__all__ = ["VARIABLE", "cache_folder", "entry_folder", "file_sha256", "intact", "keep"]
+__all__ = ["VARIABLE", "cache_folder", "check_turned", "entry_folder", "file_sha256", "intact", "keep"]
 
 VARIABLE = "MANYHEADS_CACHE"
 _MANIFEST = "manyheads.json"
@@ -48,6 +51,26 @@ def cache_folder() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or home / ".cache"
     return Path(base) / "manyheads"
+
+
+def check_turned(config: Any, stack: StackSpec, path: str) -> None:
+    """Refuse a GGUF file whose heads are turned in part where transformers' reader has lost how much: it would turn all.
+
+    `config` is what transformers made of the file, `stack` what the file says. Raises CheckpointError.
+    """
+    told = [getattr(config, name, None) for name in ("rotary_dim", "partial_rotary_factor")]
+    told.append((getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor"))
+    if any(value not in (None, 1.0) for value in told):
+        return
+    for block, _ in stack.main.groups:
+        for spec in block.attentions:
+            rope = spec.positions
+            if isinstance(spec.kv, Heads) and isinstance(rope, Rope) and rope.dim < spec.head_dim:
+                raise CheckpointError(
+                    f"{shown_path(path)}: {rope.dim} of the {spec.head_dim} elements of a head are turned, and transformers "
+                    "turns whole heads of what it reads from GGUF: its results would be another model's; valid: the same "
+                    "model as .safetensors"
+                )
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
