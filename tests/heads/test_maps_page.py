@@ -101,7 +101,14 @@ def test_what_the_script_reads_is_what_was_seen(llama) -> None:
     lines = seen.texts["heads-maps"].split()
     assert len(lines) == len(told["heads"]) == maps.heads == 18  # 3 layers of 6
     assert told["texts"] == {"queries": texts}
-    assert told["heads"][7] | {"triangle": 0} == {"address": "1:1", "stage": "", "role": "", "words": "", "triangle": 0}
+    assert told["heads"][7] | {"triangle": 0} == {
+        "address": "1:1",
+        "short": "L1H1",
+        "stage": "",
+        "role": "",
+        "words": "",
+        "triangle": 0,
+    }
     assert base64.b64decode(lines[7]) == maps.layers[1].encoded(1)
     assert told["stages"][""]["rows"] == maps.layers[0].rows.tolist()
 

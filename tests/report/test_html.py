@@ -193,8 +193,8 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
 
 def test_a_widget_stands_after_its_table_and_its_files_come_once() -> None:
     widgets = [
-        Widget("<p>first</p>", "What of plain?", style="heads.css", script="heads.js"),
-        Widget("<p>second</p>", "How?", style="heads.css", script="heads.js"),
+        Widget("<p>first</p>", "What of plain?", style="heads.css", scripts=("heads.js",)),
+        Widget("<p>second</p>", "How?", style="heads.css", scripts=("heads.js",)),
     ]
     text = render_html(report(), widgets=widgets)
     places = [text.index(part) for part in (">What of plain?</h2>", "<p>first</p>", ">How?</h2>", "<p>second</p>")]
@@ -220,7 +220,7 @@ def test_what_fills_a_fragment_is_escaped_and_embedded_json_cannot_end_its_eleme
 
 @pytest.mark.browser
 def test_a_stranger_s_script_does_not_run_beside_a_widget_s(browser, tmp_path: Path) -> None:
-    text = render_html(report(), widgets=[Widget("<p>w</p>", "How?", script="heads.js")])
+    text = render_html(report(), widgets=[Widget("<p>w</p>", "How?", scripts=("heads.js",))])
     path = tmp_path / "page.html"
     path.write_text(text.replace("<main>", "<main><script>document.title = 'ran'</script>"), encoding="utf-8")
     seen = browser.new_page()

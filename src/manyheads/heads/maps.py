@@ -22,15 +22,31 @@ from manyheads.models.handed import widened
 from manyheads.ops.request import Request, request
 from manyheads.ops.softmax import block
 
-__all__ = ["BUDGET_BYTES", "MOST_TOKENS", "HeadMaps", "LayerMaps", "MapShape", "fit", "head_maps", "read_byte"]
+__all__ = [
+    "BUDGET_BYTES",
+    "MOST_TOKENS",
+    "PAGE_BYTES",
+    "HeadMaps",
+    "LayerMaps",
+    "MapShape",
+    "fit",
+    "head_maps",
+    "read_byte",
+]
 
 MOST_TOKENS = 65_535
 BUDGET_BYTES = 12_288
 """Bytes of a head's map at most: 16 KiB once written as base64."""
 
-# A page stays under 5 MiB: what its maps and its words about heads may take, and those words.
-_PAGE_BYTES = 4_750_000
+PAGE_BYTES = 5 * 2**20
+"""A page stays under it."""
+
+# What a page holds beside its maps where nobody counted: scripts, styles, tables, and words about each head.
+_BESIDE_BYTES = 492_880
 _WORDS_BYTES = 900
+# Scripts and styles of the maps, and what their view says of each head.
+_VIEW_BYTES = 64_000
+_VIEW_WORDS_BYTES = 450
 _LEAST_BYTES = 512
 _PASSAGES = 4
 _PAIRS_IN_A_TILE = 2**22
@@ -45,14 +61,22 @@ class MapShape:
     blocks: int = 64
 
 
-def fit(heads: int, *, two_sided: bool = False, budget_bytes: int = BUDGET_BYTES) -> MapShape:
+def fit(
+    heads: int, *, two_sided: bool = False, budget_bytes: int = BUDGET_BYTES, beside_bytes: int | None = None
+) -> MapShape:
     """The largest shape so that `heads` maps fit a page: `budget_bytes` a head, less where there are many heads.
+
+    beside_bytes  what the page holds without the maps and their view, counted; None: what an x-ray of so many heads does
 
     Raises ManyheadsError where not even the smallest fits.
     """
-    budget = min(budget_bytes, (_PAGE_BYTES - _WORDS_BYTES * heads) * 3 // 4 // max(heads, 1))  # base64 takes 4 for 3
+    if beside_bytes is None:
+        room, words = PAGE_BYTES - _BESIDE_BYTES, _WORDS_BYTES
+    else:
+        room, words = PAGE_BYTES - _VIEW_BYTES - beside_bytes, _VIEW_WORDS_BYTES
+    budget = min(budget_bytes, (room - words * heads) * 3 // 4 // max(heads, 1))  # base64 takes 4 for 3
     if budget < _LEAST_BYTES:
-        most = _PAGE_BYTES * 3 // (4 * _LEAST_BYTES + 3 * _WORDS_BYTES)
+        most = max(room * 3 // (4 * _LEAST_BYTES + 3 * words), 0)
         raise ManyheadsError(f"{heads:,} heads: a page under 5 MiB has room for the maps of {most:,}")
     blocks = next(n for n in (64, 48, 32, 24, 16, 8) if _grid_bytes(n, two_sided=two_sided) <= budget * 0.4)
     keys = 12 if budget >= 6_000 else 8 if budget >= 2_000 else 4

@@ -18,6 +18,7 @@ from manyheads.report.html import Widget, embedded, fragment
 
 __all__ = ["HeadNote", "grid_widget", "maps_widget", "token_texts"]
 
+_SCRIPTS = ("heads_maps.js", "heads.js", "heads_find.js")
 _SIDE, _STEP, _LEFT, _BOTTOM = 14, 16, 26, 16
 _LEAST_SIDE = 16
 """Pixels of a cell at least, for fingers: on a narrow screen the grid scrolls."""
@@ -58,7 +59,7 @@ def grid_widget(notes: Sequence[HeadNote], *, after: str, roles: bool = True, im
             grids.append(_importance_grid(own, f"Heads by importance{where}", importance))
         if not roles and not importance:
             grids.append(_grid(own, f"Heads{where}", "layers across, heads down", [("", None)] * len(own)))
-    return Widget(fragment("heads_grid.html", {"grids": grids}), after, style="heads.css", script="heads_grid.js")
+    return Widget(fragment("heads_grid.html", {"grids": grids}), after, style="heads.css", scripts=("heads_grid.js",))
 
 
 def _role_grid(notes: Sequence[HeadNote], title: str) -> dict[str, Any]:
@@ -149,7 +150,13 @@ def maps_widget(maps: HeadMaps, texts: Mapping[str, Sequence[str]], notes: Seque
         for head, at in layer.addresses():
             note = known.get(at, HeadNote(at))
             choices.setdefault(layer.stage, []).append((len(heads), format_head(at, short=True), note.words))
-            told = {"address": format_head(at), "stage": layer.stage, "words": note.words, "triangle": layer.triangular}
+            told = {
+                "address": format_head(at),
+                "short": format_head(at, short=True),
+                "stage": layer.stage,
+                "words": note.words,
+                "triangle": layer.triangular,
+            }
             heads.append(told | {"role": note.role})
             lines.append(base64.b64encode(layer.encoded(head)).decode("ascii"))
     first = format_head(notes[0].head) if notes else ""
@@ -162,7 +169,7 @@ def maps_widget(maps: HeadMaps, texts: Mapping[str, Sequence[str]], notes: Seque
             "data": embedded(data), "maps": "\n".join(lines),
         },
     )  # fmt: skip
-    return Widget(filled, after, style="heads.css", script="heads.js")
+    return Widget(filled, after, style="heads.css", scripts=_SCRIPTS)
 
 
 def _stage(layer: LayerMaps) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _SHOWN = {
 }  # fmt: skip
 _MEASURES = {"first-order": "1st order", "zero": "zeroed", "mean": "to mean", "resample": "resampled"}
 MEANS = {
-    "first-order": "size of the loss's slope |dL/dg|, g a factor on the head (not the loss without it)",
+    "first-order": "first-order importance: size of the loss's gradient by a gate on the head (not the loss without it)",
     "zero": "what its loss rises by when the head gives zeros",
     "mean": "what its loss rises by when the head gives its mean",
     "resample": "what its loss rises by when the head gives its output on other text",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -30,6 +30,8 @@ def generator(verb: str) -> str:
 
 GENERATOR = generator("xray")
 
+_LONG_TABLE = 8
+"""Rows from which on a table can be sorted, as tables.js has it."""
 _OPEN_NOTES = 3
 _LONG_NOTE, _SHORT_NOTE = 280, 140
 
@@ -51,14 +53,14 @@ class Fact:
 class Widget:
     """Something to look into that is no table and no plot, trusted as it is: make `markup` by `fragment`, which escapes.
 
-    `style` and `script` are files of the templates' folder, added once to the page; `script` "" for none. `after`: the
-    question of the table that it follows, in whose section it stands.
+    `style` and `scripts` are files of the templates' folder, added once to the page in this order. `after`: the question of
+    the table that it follows, in whose section it stands.
     """
 
     markup: str
     after: str
     style: str = ""
-    script: str = ""
+    scripts: tuple[str, ...] = ()
 
 
 def render_html(
@@ -69,7 +71,7 @@ def render_html(
 
     `verdict`: one sentence at the top; `facts`: figures below it; `plots` and `widgets`: after the tables they name;
     `made`: with what and when. Everything in the report is taken for untrusted text and escaped; its `data` is embedded
-    as JSON. No script runs but those of the widgets, which the page's policy names by their hash. Needs jinja2 (extra
+    as JSON. No script runs but ours, for long tables and for the widgets, which the page's policy names by their hash. Needs jinja2 (extra
     `models`).
     """
     drawings: dict[str, list[Drawing]] = {}
@@ -80,7 +82,7 @@ def render_html(
     beside: dict[str, list[str]] = {}
     for widget in widgets:
         beside.setdefault(widget.after, []).append(widget.markup)
-    scripts = [_file(name) for name in dict.fromkeys(widget.script for widget in widgets if widget.script)]
+    scripts = [_file(name) for name in dict.fromkeys(_scripts(report, widgets))]
     page: str = _template("page.html").render(
         report=report,
         generator=generator(verb),
@@ -93,10 +95,17 @@ def render_html(
         script_hashes=[_hash(script) for script in scripts],
         styles=[_file(name) for name in dict.fromkeys(widget.style for widget in widgets if widget.style)],
         made=made,
-        json=_shielded(encode(report.data)),
+        json=_shielded(encode(report.data, compact=True)),
         parted=_parted,
     )
     return page
+
+
+def _scripts(report: Report, widgets: Sequence[Widget]) -> Iterator[str]:
+    if any(len(table.rows) >= _LONG_TABLE for table in report.tables):
+        yield "tables.js"
+    for widget in widgets:
+        yield from widget.scripts
 
 
 def fragment(name: str, values: Mapping[str, object]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyheads.report.value import Report
@@ -18,14 +18,15 @@ def dumps(report: Report) -> str:
     return encode(report.data)
 
 
-def encode(data: Mapping[str, object]) -> str:
-    """`data` as indented JSON in ASCII, so that it survives any terminal and any pipe.
+def encode(data: Mapping[str, object], *, compact: bool = False) -> str:
+    """`data` as indented JSON in ASCII, so that it survives any terminal and any pipe; `compact`: on one line, for pages.
 
     Raises ValueError on what JSON cannot say (NaN, infinities, keys that are not text) and TypeError on what is not
     JSON at all, both with the path to it: they would be bugs of ours, and a file with NaN in it fails far from here.
     """
     _check(data, "data")
-    return json.dumps(data, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+    layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}
+    return json.dumps(data, ensure_ascii=True, allow_nan=False, **layout) + "\n"
 
 
 def finite(value: float) -> float | None:

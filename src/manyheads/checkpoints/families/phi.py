@@ -25,7 +25,6 @@ FAMILIES = (
     Family(
         name="phi",
         model_types=("phi",),
-        rope_share=("partial_rotary_factor",),
         defaults={"rope_fraction": 0.5},
         norm="layer",
         shift=True,

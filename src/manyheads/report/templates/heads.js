@@ -1,49 +1,18 @@
 
 "use strict";
-(() => {
-  const at = (id) => document.getElementById(id);
-  const view = at("heads-view");
-  const told = JSON.parse(at("heads-data").textContent);
-  const maps = at("heads-maps").textContent.trim().split("\n");
-  const canvas = {
-    first: at("heads-first"), grid: at("heads-grid"), stripFirst: at("heads-strip-first"), strip: at("heads-strip"),
-  };
+// The map of one head, or of two beside each other, on its text: whom a token looks at, or who looks at it.
+const headView = (() => {
+  const at = (id) => document.getElementById(id), view = at("heads-view");
+  const { told, share, decoded, made, toMap, percent, printed, inLine, counted } = headMaps;
+  const canvas = { first: at("heads-first"), grid: at("heads-grid"), stripFirst: at("heads-strip-first"), strip: at("heads-strip") };
   const boxes = { queries: at("heads-queries"), keys: at("heads-keys") };
   const shown = { queries: null, keys: null };
   // Shown first of a head: a token at which its role can be seen. Early ones see too little to tell.
   const EARLY = 16, FAINT = 0.05, CLEAREST = 12, AROUND = 12;
   let number = -1, row = 0, map = null, lit = [], held = false, order = [], turn = 0, sought = null, pointer = "";
+  let other = null, chosenKey = -1;  // the map beside this one; the token whose lookers are shown, -1 where a token's keys are
 
-  const share = (byte) => (byte / 255) ** 2;
-  const percent = (weight) =>
-    weight >= 0.0995 ? `${Math.round(weight * 100)}%` : weight < 0.0005 ? "<0.1%" : `${(weight * 100).toFixed(1)}%`;
-  const printed = (text) => text.replace(/\n/g, "⏎\n") || "·";
-  const inLine = (text) => text.replace(/\n/g, "⏎");
-  const counted = (count) => count.toLocaleString("en");
   const colour = (name) => getComputedStyle(view).getPropertyValue(name).trim();
-  const made = (tag, className, ...parts) => {
-    const element = document.createElement(tag);
-    element.className = className;
-    element.append(...parts);
-    return element;
-  };
-
-  // A map: shares of the first token, of it by blocks, the grid (a triangle where nobody looks ahead), keys, weights.
-  function decoded(n) {
-    const stage = told.stages[told.heads[n].stage];
-    const bytes = Uint8Array.from(atob(maps[n]), (letter) => letter.charCodeAt(0));
-    const rows = stage.rows.length, { down, across, strongest } = stage;
-    const triangle = told.heads[n].triangle;
-    let from = 0;
-    const take = (length) => bytes.subarray(from, from += length);
-    const first = take(rows), firstBlocks = take(down);
-    const flat = take(triangle ? down * (down + 1) / 2 : down * across);
-    const keys = take(2 * rows * strongest), weights = take(rows * strongest);
-    return {
-      stage, first, firstBlocks, weights, triangle, flat,
-      key: (r, i) => keys[2 * (r * strongest + i)] + 256 * keys[2 * (r * strongest + i) + 1],
-    };
-  }
 
   function paint(target, width, height, name, strength) {
     const found = /^#(..)(..)(..)/.exec(colour(name));
@@ -78,6 +47,7 @@
     box.replaceChildren(...told.texts[name].map((text, t) => {
       const span = document.createElement("span");
       span.textContent = printed(text);
+      span.dataset.token = t;
       if (kept.has(t)) { span.className = "row"; span.dataset.row = kept.get(t); }
       return span;
     }));
@@ -102,14 +72,7 @@
       : `${counted(rows)} of the ${counted(all)} tokens can be pointed at, those in dark ink, in ${parts} passages from the start to the end.`;
   }
 
-  function strongest(r) {
-    const found = [];
-    for (let i = 0; i < map.stage.strongest; i++) {
-      const weight = share(map.weights[r * map.stage.strongest + i]);
-      if (weight > 0) found.push([map.key(r, i), weight]);
-    }
-    return found;
-  }
+  const strongest = (r) => headMaps.strongest(map, r);
 
   // What the role of a head is about, where the words tell: whether a key is one that it should look at.
   const again = (query, key) => textsOf("keys")[key] === textsOf("queries")[query] && !(same() && key === query);
@@ -177,18 +140,52 @@
     return entry;
   }
 
-  function tell(query, keys, first) {
-    const word = textsOf("queries")[query].replace(/\n/g, "⏎");
+  function headline(token, side, words) {
+    const word = textsOf(side)[token].replace(/\n/g, "⏎");
     at("heads-told").replaceChildren(
-      made("span", "token", `“${word.trim() || word}”`), ` (token ${counted(query + 1)}${held ? ", held" : ""}) looks at`);
+      made("span", "token", `“${word.trim() || word}”`), ` (token ${counted(token + 1)}${held ? ", held" : ""}) ${words}`);
+  }
+
+  function tell(query, keys, first) {
+    headline(query, "queries", "looks at");
     at("heads-list").replaceChildren(
       line("query", "queries", query, null, "chosen", null),
       line("first", "keys", 0, first, "the first", query),
       ...keys.map(([key, weight]) => line("", "keys", key, weight, place(query, key), query)));
+    at("heads-on-key").replaceChildren();
+  }
+
+  // The other head on the same token: its keys in a list of their own, and underlined in the text.
+  function tellOther(query, lines) {
+    const box = at("heads-beside");
+    box.hidden = !other;
+    if (!other) return;
+    const fits = other.stage === map.stage, name = at("heads-other").selectedOptions[0].textContent;
+    at("heads-beside-told").textContent = fits ? name : `${name}: it reads another side of the model, so no token is the same`;
+    at("heads-beside-list").replaceChildren(...(fits ? lines(other) : []));
+  }
+
+  // Who looks at a token: rows of this head, and the heads whose rows look at it most.
+  function tellLookers(key) {
+    const of = (which) => headMaps.lookers(which, key).slice(0, CLEAREST);
+    const listed = (which) => of(which).map(([r, weight]) => {
+      const query = map.stage.rows[r];
+      return line("", "queries", query, weight, place(query, key), null);
+    });
+    headline(key, "keys", "is looked at by");
+    const found = listed(map);
+    at("heads-list").replaceChildren(line("query", "keys", key, null, "chosen", null), ...found);
+    if (!found.length) at("heads-list").append(made("li", "none", "none of the tokens whose strongest keys are kept"));
+    tellOther(key, listed);
+    if (held) {
+      at("heads-on-key").replaceChildren("Heads that look at it most, in the mean of these tokens: ",
+        ...headMaps.headsOn(map.stage, key).slice(0, CLEAREST).flatMap(([n, weight]) => [toMap(told.heads[n].address, told.heads[n].short), ` ${percent(weight)} `]));
+    } else at("heads-on-key").replaceChildren("Click the token to see which heads look at it most.");
+    return of(map);
   }
 
   function drawStrip(query, keys, first) {
-    const most = Math.max(...keys.map(([, weight]) => weight), 1e-9), all = textsOf("keys").length;
+    const most = Math.max(...keys.map(([, weight]) => weight), 1e-9), all = textsOf(query === null ? "queries" : "keys").length;
     const ratio = window.devicePixelRatio || 1;
     const started = (target) => {
       target.width = Math.round(target.clientWidth * ratio);
@@ -204,9 +201,10 @@
     const beside = started(canvas.stripFirst), tall = canvas.stripFirst.height;
     beside.fillStyle = colour("--first");
     beside.fillRect(0, tall * (1 - first), canvas.stripFirst.width, tall * first);
-    at("heads-strip-scale").textContent = keys.length ? `0 to ${percent(most)}` : "none but the first";
+    at("heads-strip-scale").textContent = keys.length ? `0 to ${percent(most)}` : query === null ? "none" : "none but the first";
     at("heads-last").textContent = counted(all);
-    at("heads-row").style.top = `${((query + 0.5) / textsOf("queries").length * 100).toFixed(2)}%`;
+    at("heads-row").hidden = query === null;
+    if (query !== null) at("heads-row").style.top = `${((query + 0.5) / textsOf("queries").length * 100).toFixed(2)}%`;
   }
 
   // The margin of a text: which passages can be pointed at, what is seen now, where the chosen token and its keys are.
@@ -231,19 +229,48 @@
     if (!same()) drawMarks("keys");
   }
 
-  function choose(next) {
-    row = Math.max(0, Math.min(next, map.stage.rows.length - 1));
+  function darken() {
     for (const [span, kind] of lit) span.classList.remove(kind);
     lit = [];
+  }
+
+  function choose(next) {
+    row = Math.max(0, Math.min(next, map.stage.rows.length - 1));
+    chosenKey = -1;
+    darken();
     const query = map.stage.rows[row], keys = strongest(row), first = share(map.first[row]);
     const most = Math.max(...keys.map(([, weight]) => weight), 1e-9), spans = keyBox().children;
     light(spans[0], "first", first);
     for (const [key, weight] of keys) light(spans[key], "key", weight / most);
     light(boxes.queries.children[query], "now", 1);
     tell(query, keys, first);
+    tellOther(query, (which) => {
+      const own = headMaps.strongest(which, row);
+      for (const [key, weight] of own) light(spans[key], "beside", weight / Math.max(own[0][1], 1e-9));
+      return [line("first", "keys", 0, share(which.first[row]), "the first", query),
+        ...own.map(([key, weight]) => line("", "keys", key, weight, place(query, key), query))];
+    });
     drawStrip(query, keys, first);
     drawAllMarks();
   }
+
+  function chooseKey(key) {
+    chosenKey = Math.max(0, Math.min(key, textsOf("keys").length - 1));
+    darken();
+    const found = tellLookers(chosenKey), most = Math.max(...found.map(([, weight]) => weight), 1e-9);
+    for (const [r, weight] of found) light(boxes.queries.children[map.stage.rows[r]], "key", weight / most);
+    light(keyBox().children[chosenKey], "now", 1);
+    drawStrip(null, found.map(([r, weight]) => [map.stage.rows[r], weight]), 0);
+    drawAllMarks();
+  }
+
+  // A token by what is asked of tokens: whom it looks at, or who looks at it.
+  const backwards = () => at("heads-by").checked;
+  function point(box, token) {
+    if (backwards()) { if (box === keyBox()) chooseKey(token); }
+    else if (box === boxes.queries && map.stage.rows.includes(token)) choose(map.stage.rows.indexOf(token));
+  }
+  const refresh = () => chosenKey >= 0 ? chooseKey(chosenKey) : choose(row);
 
   function centre(box, span) {
     if (span.offsetTop < box.scrollTop || span.offsetTop + span.offsetHeight > box.scrollTop + box.clientHeight) {
@@ -263,7 +290,7 @@
 
   function open(n) {
     const before = map && map.stage, keep = at("heads-keep").checked;
-    number = (n + maps.length) % maps.length;
+    number = (n + headMaps.count) % headMaps.count;
     map = decoded(number);
     const head = told.heads[number];
     if (sought) sought.classList.remove("found");
@@ -281,8 +308,8 @@
     order = clearest();
     turn = 0;
     if (before !== map.stage || !keep) held = false;
-    choose(before === map.stage && keep ? row : order[0]);
-    reveal();
+    if (backwards() && before === map.stage && chosenKey >= 0) chooseKey(chosenKey);
+    else { choose(before === map.stage && keep ? row : order[0]); reveal(); }
     if (!same()) centre(boxes.keys, keyBox().children[(strongest(row)[0] || [0])[0]]);
   }
 
@@ -295,25 +322,28 @@
     choose(order[turn]);
     reveal();
   });
-  const rowOf = (event) => event.target.dataset ? event.target.dataset.row : undefined;
-  boxes.queries.addEventListener("pointerover", (event) => {
-    const now = `${event.screenX} ${event.screenY}`, moved = now !== pointer;
-    pointer = now;
-    if (!held && moved && rowOf(event) !== undefined) choose(Number(rowOf(event)));  // the text may move under a still pointer
-  });
-  boxes.queries.addEventListener("click", (event) => {
-    if (rowOf(event) === undefined) return;
-    const next = Number(rowOf(event));
-    held = !(held && next === row);
-    choose(next);
-  });
+  for (const box of [boxes.queries, boxes.keys]) {
+    const tokenOf = (event) => event.target.dataset && event.target.dataset.token;
+    box.addEventListener("pointerover", (event) => {
+      const now = `${event.screenX} ${event.screenY}`, moved = now !== pointer;
+      pointer = now;
+      if (!held && moved && tokenOf(event) !== undefined) point(box, Number(tokenOf(event)));  // the text may move under a still pointer
+    });
+    box.addEventListener("click", (event) => {
+      if (tokenOf(event) === undefined) return;
+      const token = Number(tokenOf(event)), now = backwards() ? chosenKey : map.stage.rows[row];
+      if (!backwards() && (box !== boxes.queries || !map.stage.rows.includes(token))) return;
+      held = !(held && token === now);
+      point(box, token);
+    });
+  }
   boxes.queries.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (event.key === "Escape") { held = false; choose(row); }
+    if (event.key === "Escape") { held = false; refresh(); }
     if (!step) return;
     event.preventDefault();
-    choose(row + step);
-    reveal();
+    if (backwards() && same()) { chooseKey(Math.max(chosenKey, 0) + step); centre(keyBox(), keyBox().children[chosenKey]); }
+    else { choose(row + step); reveal(); }
   });
   for (const which of ["queries", "keys"]) {
     const box = boxes[which], marks = at(`heads-${which}-marks`);
@@ -329,16 +359,46 @@
     choose(rows.reduce((best, t, r) => Math.abs(t - wanted) < Math.abs(rows[best] - wanted) ? r : best, 0));
     reveal();
   });
-  const numbers = new Map(told.heads.map((head, n) => [head.address, n]));
+  const numbers = new Map(told.heads.flatMap((head, n) => [[head.address, n], [head.short, n]]));
   document.addEventListener("click", (event) => {
     const address = event.target.dataset && event.target.dataset.head;
-    if (numbers.has(address)) open(numbers.get(address));
+    if (!numbers.has(address)) return;
+    open(numbers.get(address));
+    if (event.target.dataset.show) view.scrollIntoView({ block: "start" });
   });
-  const redraw = () => { drawBlocks(); choose(row); };
+  for (const way of document.getElementsByName("heads-way")) {
+    way.addEventListener("change", () => {
+      held = false;
+      if (backwards()) chooseKey((strongest(row)[0] || [0])[0]);
+      else choose(row);
+    });
+  }
+  const others = at("heads-other");
+  others.append(...[...at("heads-head").children].map((choice) => choice.cloneNode(true)));
+  others.value = "";
+  others.addEventListener("change", () => {
+    other = others.value === "" ? null : decoded(Number(others.value));
+    view.classList.toggle("two", other !== null);
+    refresh();
+  });
+
+  const redraw = () => { drawBlocks(); refresh(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   open(told.start);
   let width = boxes.queries.clientWidth;
   window.addEventListener("resize", () => {
     if (boxes.queries.clientWidth !== width) { width = boxes.queries.clientWidth; redraw(); }
   });
+
+  // What a search through the text needs: its tokens, and to show one of them; false where no row of it is kept.
+  return {
+    texts: () => textsOf(backwards() ? "keys" : "queries"),
+    show(token) {
+      const box = backwards() ? keyBox() : boxes.queries, able = backwards() || map.stage.rows.includes(token);
+      held = held || able;
+      point(box, token);
+      seek(box, token);
+      return able;
+    },
+  };
 })();
