@@ -213,7 +213,7 @@ def test_an_address_without_a_stage_is_the_decoder_s(capsys: Any, tiny: Any, tex
         (["--csv", "--json"], "--csv and --json are two forms of one answer"),
         (["--importance", "guess"], "'guess' is not one of first-order, zero, mean, resample, none"),
         (["--dtype", "int3"], "--dtype 'int3' is not one of fp32, bf16, fp16"),
-        (["--text", "missing.txt"], "--text missing.txt: No such file or directory"),
+        (["--text", "missing.txt"], "--text missing.txt: no such file"),
         (["--conllu", "missing.conllu"], "missing.conllu"),
         (["--output", "missing/heads.csv", "--csv"], "does not exist"),
     ],

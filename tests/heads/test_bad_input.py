@@ -20,6 +20,7 @@ pytest.importorskip("numba")
 
 import tiny_models  # noqa: E402
 import tiny_transformers as tiny  # noqa: E402
+from manyheads.checkpoints import files  # noqa: E402
 from manyheads.cli.main import main  # noqa: E402
 from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError  # noqa: E402
 from manyheads.heads import export as exporting  # noqa: E402
@@ -223,7 +224,7 @@ def test_models_that_do_not_pass_the_door(capsys, here, outside, name: str) -> N
         ("blank.txt", b" \n\n\t", "blank.txt: empty"),
         ("latin.txt", b"caf\xe9 " * 40, "latin.txt: byte 0xe9 at offset 3 is no UTF-8"),
         ("zero.txt", b"a\0b" * 40, "zero.txt: holds zero bytes"),
-        ("missing.txt", None, "missing.txt: No such file"),
+        ("missing.txt", None, "missing.txt: no such file"),
     ],
 )
 @pytest.mark.parametrize("verb", ["prune", "heads", "xray"])
@@ -332,19 +333,19 @@ def test_a_model_that_was_handed_over_is_in_float32_again_after_ctrl_c(here, lla
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(capsys, here, llama, monkeypatch) -> None:
-    real = Path.read_bytes
-
-    def denied(path: Path) -> bytes:
-        if path.name == "tokenizer.json" and path.parent == llama:
+    def denied(path: str | os.PathLike[str], mode: str) -> Any:
+        if os.fspath(path) == f"{llama}/tokenizer.json":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return real(path)
+        return open(path, mode)
 
     words = ("prune", llama, "--heads", "0:0", "--text", "t.txt", "--tokens", 100, "--output", "out")
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_bytes", denied)
+        patched.setattr(files, "open", denied, raising=False)
         status, out, err = command(capsys, *words)
     assert (status, out) == (2, "")
-    assert err.splitlines()[-1] == f"manyheads: {llama}/tokenizer.json: cannot be read (Permission denied)"
+    assert err.splitlines()[-1] == (
+        f"manyheads: {llama}/tokenizer.json: cannot be read (Permission denied); expected a file of the model"
+    )
     assert os.listdir() == ["t.txt"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -110,20 +111,26 @@ def test_the_number_counts_all_sentences_before(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ManyheadsError, match="No such file"):
+    with pytest.raises(ManyheadsError, match=r"--conllu .*none\.conllu: no such file; expected a CoNLL-U file"):
         read_conllu(str(tmp_path / "none.conllu"))
-    for name in ("", "a\0b"):
-        with pytest.raises(ManyheadsError, match="is no file name"):
-            read_conllu(name)
+    with pytest.raises(ManyheadsError, match="--conllu '': no such file"):
+        read_conllu("")
+    with pytest.raises(ManyheadsError, match="is not a possible path"):
+        read_conllu("a\0b")
     (tmp_path / "latin.conllu").write_bytes(GOOD.encode() + b"\n1\t\xe9t\xe9")
     with pytest.raises(ManyheadsError, match=r"latin\.conllu, line 6: byte 0xe9 is no UTF-8"):
         read_conllu(str(tmp_path / "latin.conllu"))
 
 
-def test_a_device_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_end_or_never_begins_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("/dev/zero", str(tmp_path / "pipe")):
+        with pytest.raises(ManyheadsError, match="is not a regular file"):
+            read_conllu(name)
     monkeypatch.setattr("manyheads.heads.conllu._MOST_BYTES", 1_000)
-    with pytest.raises(ManyheadsError, match=r"/dev/zero: larger than 1,000 bytes"):
-        read_conllu("/dev/zero")
+    (tmp_path / "long.conllu").write_text(GOOD * 100)
+    with pytest.raises(ManyheadsError, match=r"long\.conllu: \d+ bytes; expected a CoNLL-U file, at most 1000 bytes"):
+        read_conllu(str(tmp_path / "long.conllu"))
 
 
 @pytest.mark.real

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 
 import pytest
@@ -63,3 +64,16 @@ def test_what_is_no_file_is_refused(tmp_path, monkeypatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ManyheadsError, match="--text"):
         read_text(name)
+
+
+def test_what_has_no_end_or_never_begins_is_not_read(tmp_path, monkeypatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("/dev/zero", str(tmp_path / "pipe")):
+        with pytest.raises(
+            ManyheadsError, match=r"^--text .*: is not a regular file .*; expected a text file in UTF-8$"
+        ):
+            read_text(name)
+    monkeypatch.setattr("manyheads.models.reading._MOST_BYTES", 100)
+    (tmp_path / "long").write_text("a" * 101)
+    with pytest.raises(ManyheadsError, match="long: 101 bytes; expected a text file in UTF-8, at most 100 bytes"):
+        read_text(str(tmp_path / "long"))

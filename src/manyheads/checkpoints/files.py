@@ -9,7 +9,7 @@ from typing import BinaryIO
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown_path
 
-__all__ = ["appearance", "open_regular", "read_small"]
+__all__ = ["appearance", "check_regular", "open_regular", "read_small"]
 
 # First bytes of what people pass by mistake, and what it is.
 _APPEARANCES = (
@@ -43,10 +43,8 @@ def open_regular(path: str | os.PathLike[str], *, wanted: str) -> tuple[BinaryIO
     name = shown_path(path)
     try:
         found = os.stat(path)
-        if stat.S_ISDIR(found.st_mode):
-            raise CheckpointError(f"{name}: is a directory; expected {wanted}")
         if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{name}: is not a regular file (a pipe, device or socket); expected {wanted}")
+            raise CheckpointError(f"{name}: is {_irregular(found.st_mode)}; expected {wanted}")
         file = open(path, "rb")  # noqa: SIM115  the caller closes it
     except FileNotFoundError:
         raise CheckpointError(f"{name}: no such file; expected {wanted}") from None
@@ -59,16 +57,27 @@ def open_regular(path: str | os.PathLike[str], *, wanted: str) -> tuple[BinaryIO
     return file, os.fstat(file.fileno()).st_size
 
 
+def _irregular(mode: int) -> str:
+    return "a directory" if stat.S_ISDIR(mode) else "not a regular file (a pipe, device or socket)"
+
+
+def check_regular(path: str | os.PathLike[str], *, wanted: str, most: int) -> None:
+    """Raise CheckpointError as `read_small` would, without reading: for files that another library is going to open."""
+    file, size = open_regular(path, wanted=wanted)
+    file.close()
+    if size > most:
+        raise CheckpointError(f"{shown_path(path)}: {size} bytes; expected {wanted}, at most {most} bytes")
+
+
 def read_small(path: str | os.PathLike[str], *, wanted: str, most: int) -> bytes:
     """All of the file `path`, which may have `most` bytes: the one way to read what a user named and we hold whole.
 
     Raises CheckpointError, before anything is read, as `open_regular` does and for a larger file.
     """
     name = shown_path(path)
+    check_regular(path, wanted=wanted, most=most)
     file, size = open_regular(path, wanted=wanted)
     with file:
-        if size > most:
-            raise CheckpointError(f"{name}: {size} bytes; expected {wanted}, at most {most} bytes")
         try:
             data = file.read((size or most) + 1)
         except OSError as error:

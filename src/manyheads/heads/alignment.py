@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
+from manyheads.models.tokenizing import tokenized
 
 __all__ = ["Aligned", "Frame", "align", "axis_labels", "frame", "word_attention"]
 
@@ -40,8 +41,8 @@ def frame(tokenizer: Any, *, bos: bool | None = None) -> Frame:
     """
     if tokenizer is None:
         raise ManyheadsError("the roles of heads are read from text, and the model came without a tokenizer")
-    plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
-    full = list(tokenizer("a")["input_ids"])
+    plain = list(tokenized(tokenizer, "a", add_special_tokens=False)["input_ids"])
+    full = list(tokenized(tokenizer, "a")["input_ids"])
     at = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0) if plain else 0
     before, after = tuple(full[:at]), tuple(full[at + len(plain) :])
     why = "as the tokenizer does"
@@ -73,7 +74,7 @@ def align(tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], *, around
     where its span is empty, where the tokenizer drops its letters, or where its letters went into a neighbour's piece.
     """
     if getattr(tokenizer, "is_fast", False):
-        read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        read = tokenized(tokenizer, text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, places = list(read["input_ids"]), [tuple(place) for place in read["offset_mapping"]]
     else:
         ids, places = _word_by_word(tokenizer, text, spans)
@@ -98,7 +99,7 @@ def _word_by_word(
     for start, end in spans:
         if end <= start:
             continue
-        for token in tokenizer(text[begun:end], add_special_tokens=False)["input_ids"]:
+        for token in tokenized(tokenizer, text[begun:end], add_special_tokens=False)["input_ids"]:
             ids.append(int(token))
             places.append((start, end))
         begun = end

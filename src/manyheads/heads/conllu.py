@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from manyheads.errors import ManyheadsError
+from manyheads.checkpoints.files import read_small
+from manyheads.errors import CheckpointError, ManyheadsError
+from manyheads.quoting import shown, shown_name
 
 __all__ = ["Sentence", "parse_conllu", "read_conllu"]
 
 _FIELDS = 10
 _ROOT = -1
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 26  # a thousand sentences are enough
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,11 @@ class Sentence:
 
 def read_conllu(path: str) -> tuple[Sentence, ...]:
     """The sentences of a file. Raises ManyheadsError, one line with the line's number, for what is no CoNLL-U."""
-    if not path or "\0" in path:
-        raise ManyheadsError(f"--conllu {path!r} is no file name; valid: a CoNLL-U file")
     try:
-        with open(path, "rb") as file:  # what is read is limited: a device has no end
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ManyheadsError(f"--conllu {path}: {error.strerror or error}; valid: a CoNLL-U file") from None
-    if len(data) > _MOST_BYTES:
-        raise ManyheadsError(f"--conllu {path}: larger than {_MOST_BYTES:,} bytes; a thousand sentences are enough")
-    name = os.path.basename(path)
+        data = read_small(path, wanted="a CoNLL-U file", most=_MOST_BYTES)
+    except CheckpointError as error:
+        raise ManyheadsError(f"--conllu {error}") from None
+    name = shown_name(os.path.basename(path))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -128,8 +125,8 @@ def _check(made: _Building, last_line: int, named: str) -> None:
             )
     round_and_round = _cycle(made.heads)
     if round_and_round:
-        shown = [str(word + 1) for word in round_and_round[:5]] + ["..."] * (len(round_and_round) > 5)
-        path = " to ".join([*shown, shown[0]])
+        around = [str(word + 1) for word in round_and_round[:5]] + ["..."] * (len(round_and_round) > 5)
+        path = " to ".join([*around, around[0]])
         raise ManyheadsError(
             f"{named}, line {made.lines[round_and_round[0]]}: the heads go in a circle ({path}); expected a way from each "
             "word to a root"
@@ -160,12 +157,12 @@ def _range(made: _Building, fields: list[str], where: str) -> None:
     begin, end = _count(first, "id", where), _count(last, "id", where)
     if made.ranges and made.ranges[-1][1] >= begin:
         raise ManyheadsError(
-            f"{where}: the range {fields[0]} begins inside {made.ranges[-1][0]}-{made.ranges[-1][1]}; expected ranges that do "
+            f"{where}: the range {shown_name(fields[0])} begins inside {made.ranges[-1][0]}-{made.ranges[-1][1]}; expected ranges that do "
             "not overlap"
         )
     if begin != len(made.words) + 1 or end < begin:
         raise ManyheadsError(
-            f"{where}: the range {fields[0]} stands before word {len(made.words) + 1}; expected one that begins with it"
+            f"{where}: the range {shown_name(fields[0])} stands before word {len(made.words) + 1}; expected one that begins with it"
         )
     made.ranges.append((begin, end, len(made.text), fields[1]))
     made.text += fields[1] + _space(fields)
@@ -203,5 +200,5 @@ def _space(fields: list[str]) -> str:
 
 def _count(text: str, what: str, where: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 6:
-        raise ManyheadsError(f"{where}: the {what} {text[:20]!r} is no whole number")
+        raise ManyheadsError(f"{where}: the {what} {shown(text, 20)} is no whole number")
     return int(text)

@@ -35,6 +35,7 @@ from manyheads.heads.plan import Plan, make_plan
 from manyheads.heads.provenance import CARD_NAME, REPORT_NAME, Source, source_of
 from manyheads.heads.prune import PrunedWeights, by_stage, mask
 from manyheads.heads.trial import logits_of
+from manyheads.models.beside import read_beside
 from manyheads.models.door import opened
 from manyheads.models.door_attentions import find_attentions
 from manyheads.models.load import Loaded, load_model
@@ -48,14 +49,6 @@ __all__ = ["TOLERANCE", "Exported", "bytes_of", "export", "load_pruned"]
 
 TOLERANCE = 1e-5
 """How far logits may lie from the masked model's, as a share of the largest one where that is above 1."""
-
-# What belongs beside weights: the tokenizer's files and what generation starts with.
-_BESIDE = (
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "merges.txt",
-    "normalizer.json", "preprocessor_config.json", "processor_config.json", "sentencepiece.bpe.model",
-    "source.spm", "special_tokens_map.json", "spiece.model", "target.spm", "tokenizer.json", "tokenizer.model",
-    "tokenizer_config.json", "vocab.json", "vocab.txt",
-)  # fmt: skip
 
 Say = Callable[[str], None]
 
@@ -214,7 +207,7 @@ def _write(making: _Making, loaded: Loaded | None, seed: int, say: Say) -> Expor
         written = write_store(
             part, PrunedWeights(store, store.stack, plan, form.pruning), config=form.settings, layout=store.layout,
             others={name: store.other(name) for name in store.left_out},
-            beside=_beside(making.place) | dict(source.licence_files), stack=form.stack,
+            beside=read_beside(making.place) | dict(source.licence_files), stack=form.stack,
         )  # fmt: skip
         found = _figures(store, plan, form, making.target, written)
         if loaded is not None:
@@ -224,14 +217,6 @@ def _write(making: _Making, loaded: Loaded | None, seed: int, say: Say) -> Expor
         (part / REPORT_NAME).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         (part / CARD_NAME).write_text(card(found, source, making.choice), encoding="utf-8")
     return found
-
-
-def _beside(folder: str) -> dict[str, bytes]:
-    paths = [Path(folder, name) for name in _BESIDE if os.path.isfile(os.path.join(folder, name))]
-    try:
-        return {path.name: path.read_bytes() for path in paths}
-    except OSError as error:
-        raise CheckpointError(f"{shown_path(error.filename)}: cannot be read ({error.strerror or error})") from None
 
 
 def _figures(store: Store, plan: Plan, form: Form, target: Path, written: Written) -> Exported:

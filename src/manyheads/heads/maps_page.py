@@ -13,6 +13,7 @@ from typing import Any
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head
 from manyheads.heads.maps import HeadMaps, LayerMaps
+from manyheads.models.tokenizing import tokenized
 from manyheads.quoting import visible
 from manyheads.report.html import Widget, embedded, fragment
 
@@ -205,7 +206,7 @@ def token_texts(tokenizer: Any, text: str, ids: Sequence[int]) -> list[str]:
     A character of several tokens stands with the first of them. Tokenizers that keep no offsets decode one by one.
     """
     if getattr(tokenizer, "is_fast", False):
-        made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        made = tokenized(tokenizer, text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         if list(made["input_ids"][: len(ids)]) == list(ids):
             ends = [0]
             for _, end in made["offset_mapping"][: len(ids)]:

@@ -29,6 +29,7 @@ from manyheads.heads.conllu import Sentence
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.significance import binomial_tail, wilson
 from manyheads.heads.watching import Batch, Look, longest_text, watch
+from manyheads.models.tokenizing import check_texts
 
 __all__ = ["DIRECTIONS", "LEAST_INSTANCES", "Hits", "RelationScores", "collect", "judge", "too_rare"]
 
@@ -90,6 +91,7 @@ class RelationScores:
 
 def collect(model: Any, tokenizer: Any, sentences: Sequence[Sentence], *, around: Frame = Frame()) -> Hits:  # noqa: B008
     """Run `sentences` through the model and note what every head of its (encoder's) self-attention looked at."""
+    check_texts(tokenizer, ["\n".join(one.text for one in sentences)])
     aligned = [align(tokenizer, one.text, one.spans, around=around) for one in sentences]
     longest = longest_text(model, 1 << 30)
     short = [at for at, one in enumerate(aligned) if len(one.ids) <= longest]

@@ -18,7 +18,10 @@ from typing import Any
 from manyheads.checkpoints.locate import Located
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models import unpacked
+from manyheads.models.beside import check_beside
+from manyheads.models.reading import shipped_text
 from manyheads.models.tokenizer_files import invented
+from manyheads.models.tokenizing import panics_told, tokenized, trial
 from manyheads.quoting import few, shown_path
 from manyheads.spec.stack import StackSpec
 
@@ -230,6 +233,7 @@ def _folder(found: Located, revision: str | None, say: Say) -> str:
 
 
 def _from_folder(folder: str, stack: StackSpec, dtype: str) -> Loaded:
+    check_beside(folder)
     model, notes = _pretrained(folder, stack, dtype)
     tokenizer, why = _tokenizer(folder)
     return Loaded(model, tokenizer, why, folder, notes=notes)
@@ -257,7 +261,7 @@ def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tu
                 output_loading_info=True,
                 **options,
             )
-    except ManyheadsError:
+    except (ManyheadsError, MemoryError):
         raise
     except Exception as error:  # whatever a foreign loader raises on a file is the file's fault
         raise CheckpointError(
@@ -328,10 +332,14 @@ def _tokenizer(folder: str, gguf: str = "") -> tuple[Any, str]:
     """The tokenizer, or None and why there is none: a model without one can still be measured on random tokens."""
     import transformers
 
+    broken = "" if gguf else trial(folder, (shipped_text().text, "a b", ""))
+    if broken:
+        return None, f"no tokenizer that can be used: {broken}"
     options = {"local_files_only": True, "trust_remote_code": False, **({"gguf_file": gguf} if gguf else {})}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
+        with panics_told("its library breaks"):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        ids = tokenized(tokenizer, "a b", add_special_tokens=False)["input_ids"]
     except Exception as error:  # noqa: BLE001  each kind of tokenizer fails in its own way
         return None, f"no tokenizer that transformers can load ({first_line(error)})"
     why = ("" if gguf else invented(tokenizer, folder)) or ("" if ids else "its tokenizer makes no tokens of a text")
@@ -369,6 +377,7 @@ def _torch_dtype(dtype: str) -> Any:
 
 
 def _dequantised(folder: str, name: str, stack: StackSpec, dtype: str, say: Say) -> Loaded:
+    check_beside(folder)
     say(f"dequantising {name}: this takes a while, and is done once")
     model, notes = _pretrained(folder, stack, dtype, gguf=name)
     tokenizer, why = _tokenizer(folder, gguf=name)

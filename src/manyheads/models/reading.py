@@ -7,14 +7,16 @@ import os
 from dataclasses import dataclass
 from importlib import resources
 
-from manyheads.errors import ManyheadsError
+from manyheads.checkpoints.files import read_small
+from manyheads.errors import CheckpointError, ManyheadsError
+from manyheads.quoting import shown_path
 
 __all__ = ["SHIPPED", "Reading", "read_text", "shipped_text"]
 
 SHIPPED = "reading-1.txt"
 """A story and four explanations, written for this project. A changed text gets a new number, so figures stay comparable."""
 
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 26  # a few thousand words are enough
 _KIND = "a text file in UTF-8"
 
 
@@ -39,29 +41,26 @@ def read_text(path: str) -> Reading:
 
     Raises ManyheadsError, one line, for a file that is missing, no file, unreadable, too large, empty or no UTF-8 text.
     """
-    if not path or "\0" in path:
-        raise ManyheadsError(f"--text {path!r} is no file name; valid: {_KIND}")
-    if os.path.isdir(path):
-        raise ManyheadsError(f"--text {path}: a folder; valid: {_KIND}")
     try:
-        # A pipe or a device would be read without end: what is read is limited, not what the file says of itself.
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ManyheadsError(f"--text {path}: {error.strerror or error}; valid: {_KIND}") from None
-    if len(data) > _MOST_BYTES:
-        raise ManyheadsError(f"--text {path}: larger than {_MOST_BYTES:,} bytes; a few thousand words are enough")
-    return Reading(os.path.basename(path), _decoded(data, path), hashlib.sha256(data).hexdigest(), shipped=False)
+        data = read_small(path, wanted=_KIND, most=_MOST_BYTES)
+    except CheckpointError as error:
+        raise ManyheadsError(f"--text {error}") from None
+    return Reading(
+        os.path.basename(path),
+        _decoded(data, f"--text {shown_path(path)}"),
+        hashlib.sha256(data).hexdigest(),
+        shipped=False,
+    )
 
 
-def _decoded(data: bytes, path: str) -> str:
+def _decoded(data: bytes, where: str) -> str:
     if not data.strip():
-        raise ManyheadsError(f"--text {path}: empty; valid: {_KIND} of at least two tokens")
+        raise ManyheadsError(f"{where}: empty; valid: {_KIND} of at least two tokens")
     if b"\0" in data:
-        raise ManyheadsError(f"--text {path}: holds zero bytes, so it is no text; valid: {_KIND}")
+        raise ManyheadsError(f"{where}: holds zero bytes, so it is no text; valid: {_KIND}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ManyheadsError(
-            f"--text {path}: byte {data[error.start]:#04x} at offset {error.start:,} is no UTF-8; valid: {_KIND}"
+            f"{where}: byte {data[error.start]:#04x} at offset {error.start:,} is no UTF-8; valid: {_KIND}"
         ) from None

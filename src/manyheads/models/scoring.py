@@ -16,6 +16,7 @@ from typing import Any
 
 from manyheads.errors import ManyheadsError
 from manyheads.models.reading import Reading
+from manyheads.models.tokenizing import check_texts, tokenized
 
 __all__ = ["GOES_ON", "MOST_WINDOW", "Scores", "first_tokens", "score", "shuffled", "token_ids"]
 
@@ -59,7 +60,7 @@ def token_ids(tokenizer: Any, text: str, *, most: int = 0, named: str = "the tex
 
     ManyheadsError where there are fewer than two, since the first is never scored.
     """
-    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    ids = list(tokenized(tokenizer, text, add_special_tokens=False, verbose=False)["input_ids"])
     if len(ids) < 2:
         raise ManyheadsError(f"{named} is {len(ids)} token{'' if len(ids) == 1 else 's'} long; at least 2 are needed")
     return ids[:most] if most else ids
@@ -72,6 +73,8 @@ def first_tokens(tokenizer: Any, reading: Reading, most: int) -> tuple[list[int]
     """
     named = reading.name if reading.shipped else f"--text {reading.name}"
     text = reading.text[: _CHARACTERS_A_TOKEN * most]  # a large file is not tokenised for its beginning
+    if not reading.shipped:  # ours was tried when the tokenizer was loaded
+        check_texts(tokenizer, [text])
     ids = token_ids(tokenizer, text, named=named)
     return ids[:most], len(ids) > most or len(text) < len(reading.text)
 

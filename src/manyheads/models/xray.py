@@ -23,6 +23,7 @@ from manyheads.models.load import Loaded, check_runnable, first_line, hushed, lo
 from manyheads.models.reading import Reading
 from manyheads.models.scoring import MOST_WINDOW, Scores, first_tokens, score, shuffled
 from manyheads.models.surroundings import machine, usual_threads, versions
+from manyheads.models.tokenizing import tokenized
 from manyheads.models.xray_cost import KV_DTYPE, cache_curve, default_contexts, next_command
 from manyheads.models.xray_parts import Part, Running, Section
 from manyheads.report.jsonform import finite
@@ -210,7 +211,9 @@ def _text(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens, s
 
 
 def _adds_bos(tokenizer: Any) -> bool:
-    return tokenizer.bos_token_id is not None and list(tokenizer("a")["input_ids"])[:1] == [tokenizer.bos_token_id]
+    return tokenizer.bos_token_id is not None and list(tokenized(tokenizer, "a")["input_ids"])[:1] == [
+        tokenizer.bos_token_id
+    ]
 
 
 def _bos(tokenizer: Any) -> int:
