@@ -123,14 +123,9 @@ def save_gguf(folder: Path, path: Path) -> Path:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
-<<<<<<< HEAD
     words = sorted(vocabulary["vocab"], key=vocabulary["vocab"].get)
     # as the converter does: one word for each row of the embeddings
     writer.add_token_list(words + [f"[PAD{number}]" for number in range(len(words), config["vocab_size"])])
-=======
-    tokens = sorted(vocabulary["vocab"], key=vocabulary["vocab"].get)
-    writer.add_token_list([*tokens, *(f"[PAD{n}]" for n in range(len(tokens), config["vocab_size"]))])
->>>>>>> 6c7ef1a (What lies beside a model is looked at before another library opens it: pipes are not waited for, and a tokenizer that panics or explodes does so in a process of its own)
     writer.add_token_merges([" ".join(pair) for pair in vocabulary["merges"]])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
