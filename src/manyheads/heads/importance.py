@@ -26,7 +26,7 @@ from manyheads.heads.scores import Importance, rank_correlation
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
 
-__all__ = ["FIRST_ORDER", "Importance", "asking", "frozen", "importance", "rank_correlation"]
+__all__ = ["FIRST_ORDER", "Importance", "asking", "backward", "frozen", "importance", "rank_correlation"]
 
 FIRST_ORDER = "first-order"
 
@@ -120,13 +120,17 @@ def _slopes(model: Any, value: Tensor, ones: _Ones) -> dict[str, Tensor]:
             "the metric does not pass gradients back to the heads (a count, an argmax?), so it has no first-order score; "
             "use method='zero', 'mean' or 'resample' for it"
         )
-    factors = list(ones.ones.values())
+    backward(model, value, list(ones.ones.values()))
+    zero = {path: torch.zeros_like(one) for path, one in ones.ones.items()}
+    return {path: (one.grad if one.grad is not None else zero[path]).cpu().double() for path, one in ones.ones.items()}
+
+
+def backward(model: Any, value: Tensor, inputs: Sequence[Tensor]) -> None:
+    """The gradients of `value` by `inputs`, put into their `grad`."""
     if _checkpoints(model):
         value.backward()  # re-entrant checkpointing refuses to be asked for chosen gradients
     else:
-        value.backward(inputs=factors)
-    zero = {path: torch.zeros_like(one) for path, one in ones.ones.items()}
-    return {path: (one.grad if one.grad is not None else zero[path]).cpu().double() for path, one in ones.ones.items()}
+        value.backward(inputs=inputs)
 
 
 def _table(

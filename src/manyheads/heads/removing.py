@@ -26,7 +26,7 @@ from manyheads.heads.replay import Replay, replaying
 from manyheads.models.door import opened
 from manyheads.models.door_attentions import find_attentions
 
-__all__ = ["Job", "Removal", "Removing"]
+__all__ = ["Job", "Removal", "Removing", "mean_outputs"]
 
 Job = tuple[int, tuple[int, ...]]
 """What is taken away at a time: (row of the places, heads of it)."""
@@ -84,7 +84,8 @@ class Removing:
         self._gate.stages = {place.path: place.stage for place in stacks(found)}
         with torch.no_grad(), opened(self._model, gates=[self._gate], observers=[placing], mode="eval") as door:
             if self._how == "mean" and self._given is None:
-                self._gate.instead = self._means()
+                later = self._gate.positions == "later"
+                self._gate.instead = mean_outputs(self._model, self._batches, later=later)
             else:
                 self._gate.instead = dict(self._given or {})
                 self._model(**self._batches[0])
@@ -174,14 +175,6 @@ class Removing:
             self._model(**self._batches[number])
         return outputs
 
-    def _means(self) -> dict[str, Tensor]:
-        means = Means(self._gate.stages, later=self._gate.positions == "later")
-        with opened(self._model, observers=[means]):
-            for batch in self._batches:
-                means.batch = batch
-                self._model(**batch)
-        return means.means()
-
     def _faithful(self, replay: Replay, number: int, whole: float) -> bool:
         """Whether the network gives the same when it starts at half, three quarters ... and the last of its attentions."""
         paths = sorted((place.path for place in self.places), key=replay.prefix)
@@ -199,3 +192,14 @@ class Removing:
             if not math.isclose(again, whole, rel_tol=_SAME, abs_tol=_SAME):
                 return False
         return True
+
+
+def mean_outputs(model: Any, batches: Sequence[Batch], *, later: bool = False) -> dict[str, Tensor]:
+    """{path: (h, v)}: the mean output of each head over all real positions of `batches`; `later`: without the first positions
+    of causal attention."""
+    means = Means({place.path: place.stage for place in stacks(find_attentions(model))}, later=later)
+    with torch.no_grad(), opened(model, observers=[means], mode="eval"):
+        for batch in batches:
+            means.batch = batch
+            model(**batch)
+    return means.means()

@@ -81,7 +81,7 @@ class Means:
         first = first_positions(self.batch, call, self._stages[call.path]) if self._later else None
         real = real if first is None else real & ~first
         wide = torch.float32 if out.device.type == "mps" else torch.float64  # which Apple's GPUs do not have
-        total = torch.einsum("bhtv,bt->hv", out.to(wide), real.to(wide))
+        total = torch.einsum("bhtv,bt->hv", out.detach().to(wide), real.to(wide))
         known = self._sums.get(call.path)
         self._sums[call.path] = total if known is None else known + total
         self._counts[call.path] = self._counts.get(call.path, 0) + int(real.sum())
