@@ -38,6 +38,7 @@ OPTIONS: dict[str, list[str]] = {
         "--dtype TYPE = fp32",
         "--device NAME = cpu",
         "--threads N",
+        "--seconds N = 180",
         "--exact",
         "--map-tokens N = 2048",
         "--conllu FILE",

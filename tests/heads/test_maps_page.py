@@ -157,9 +157,9 @@ def test_frames_of_sound_have_numbers_for_words() -> None:
     assert told["texts"]["source"][:3] == ["1 ", "2 ", "3 "]
 
 
-def test_a_grid_shows_roles_importance_and_which_are_exact() -> None:
+def test_a_grid_shows_roles_importance_and_which_are_told_apart() -> None:
     notes = [
-        HeadNote(Head(0, 0), "induction", "induction 0.90", 4.0, exact=True), HeadNote(Head(0, 1), "", "", 1.0),
+        HeadNote(Head(0, 0), "induction", "induction 0.90", 4.0, apart=True), HeadNote(Head(0, 1), "", "", 1.0),
         HeadNote(Head(3, 0), "sink", "", 0.0), HeadNote(Head(3, 1), "", "", -1.0),
     ]  # fmt: skip
     seen = Elements(grid_widget(notes, after=QUESTION, importance="loss when it is gone").markup)
@@ -168,7 +168,7 @@ def test_a_grid_shows_roles_importance_and_which_are_exact() -> None:
     assert [cell["class"].split()[1:] for cell in cells[:4]] == [["role-3"], [], ["role-11"], []]
     # the root of 1 / 4 is half; what helps when it is gone counts as nothing
     assert [cell["fill-opacity"] for cell in cells[4:]] == ["1.0", "0.5", "0.0", "0.0"]
-    assert ["exact" in cell["class"] for cell in cells[4:]] == [True, False, False, False]
+    assert ["apart" in cell["class"] for cell in cells[4:]] == [True, False, False, False]
     assert len({(cell["x"], cell["y"]) for cell in cells[:4]}) == 4
 
 
@@ -326,7 +326,7 @@ def scrolled(long, tmp_path, browser):
     maps, texts = long
     notes = [HeadNote(head, "", "", 0.25) for layer in maps.layers for _, head in layer.addresses()]
     notes[0] = HeadNote(Head(0, 0), "duplicate token", "duplicate token 0.40", 0.5)
-    notes[1] = HeadNote(Head(0, 1), "induction", "induction 0.90: loss +0.34 nats a token without it", 0.5, exact=True)
+    notes[1] = HeadNote(Head(0, 1), "induction", "induction 0.90: loss +0.34 nats a token without it", 0.5, apart=True)
     path = tmp_path / "long.html"
     path.write_text(page(maps, {"queries": texts}, notes), encoding="utf-8")
     opened = []

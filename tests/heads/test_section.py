@@ -12,11 +12,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("jinja2")
 
-import torch
+import numpy as np
 
 import tiny_models
+from manyheads.heads.address import Head
 from manyheads.heads.section import HeadsSection
-from manyheads.heads.section_tables import BUDGET, CONTROLS, MATTER, ROLES, tables
+from manyheads.heads.section_tables import BUDGET, CONTROLS, FIRST, MATTER, ROLES, tables
 from manyheads.models.reading import shipped_text
 from manyheads.models.xray import Request, xray
 from manyheads.models.xray_page import page
@@ -52,43 +53,80 @@ def test_every_head_is_scored_and_tables_are_made_of_the_object(made) -> None:
     addresses = [f"{layer}:{head}" for layer in range(2) for head in range(4)]
     assert [row["head"] for row in data["importance"]["heads"]] == addresses
     assert set(data["roles"]["labels"]) == set(addresses)
-    assert (data["importance"]["windows"], data["importance"]["exact_windows"]) == (16, 8)
-    assert data["importance"]["method"] == "first-order"
-    assert tables(data) == tuple(table(report, question) for question in (ROLES, CONTROLS, MATTER, BUDGET))
+    assert (data["importance"]["windows"], data["importance"]["exact_windows"]) == (16, 10)
+    assert data["importance"]["method"] == "mean"
+    assert tables(data) == tuple(table(report, question) for question in (ROLES, CONTROLS, MATTER, FIRST, BUDGET))
     assert data["maps"] | {"seconds": 0} == {
         "reason": "", "tokens": 64, "heads": 8, "rows": 272, "keys": 12, "blocks": 64, "seconds": 0,
     }  # fmt: skip
 
 
-def test_heads_that_were_taken_out_are_shown_by_what_that_cost() -> None:
-    """A head may matter most and have a small slope: what was measured goes before what was estimated."""
-    row = {"loss_low": -0.1, "loss_high": 0.3}
-    heads = [
-        {"head": "0:0", "first_order": 0.1, "loss_without": 0.2, **row},
-        {"head": "0:1", "first_order": 0.9, "loss_without": 0.01, **row},
-        {"head": "0:2", "first_order": 0.5, "loss_without": None, "loss_low": None, "loss_high": None},
-    ]
-    labels = {"0:0": "first token", "0:1": "first token", "0:2": "induction"}
-    data = {
-        "importance": {
-            "reason": "", "heads": heads, "method": "first-order", "objective": "next token", "loss_is": "", "unit": "nats",
-            "windows": 4, "window_tokens": 16, "exact_windows": 2, "exact_heads": 2, "baseline": 3.0,
-            "rank_correlation": -1.0,
-        },
-        "roles": {
-            "reason": "", "labels": labels, "roles": [], "fdr": 0.05, "tests": 9, "windows": 8, "window_tokens": 16, "bos": "",
-            "not_tested": [], "left_out": [],
-        },
-        "removable": {"reason": "no"}, "maps": {"reason": ""},
+def importance_of(*rows: dict, **changes: object) -> dict:
+    """The object of importance with these rows, of a model that was judged by its next tokens."""
+    common = {
+        "loss_low": 0.1, "loss_high": 0.3, "q_value": 0.01, "told_apart": True, "exact_windows": 10, "screened": True,
+        "expected": 0.05, "first_order": 0.9,
     }  # fmt: skip
-    made = {table.question: table for table in tables(data)}
-    assert [row[:4] for row in made[MATTER].rows] == [
-        ("L0H0", "first token", "+0.2000", "-0.1000 to +0.3000"), ("L0H1", "first token", "+0.0100", "-0.1000 to +0.3000"),
+    heads = [common | row | {"score": row["loss_without"]} for row in rows]
+    return {
+        "reason": "", "heads": heads, "method": "mean", "objective": "next token", "loss_is": "", "unit": "nats a token",
+        "windows": 32, "window_tokens": 128, "exact_windows": 10, "exact_heads": 2, "screened_heads": len(heads),
+        "screen_windows": 2, "screen_tokens": 64, "baseline": 3.0, "rank_correlation": 0.1, "expected_correlation": 0.6,
+        "fdr": 0.05, "told_apart": sum(row["told_apart"] for row in heads), "first_order_seconds": 1.0, "exact_seconds": 2.0,
+        "budget": {"seconds": 180.0, "stopped": False}, "prefix_reused": True,
+        "first_position": {"reason": "", "windows": 8, "tokens": 32, "heads": [
+            {"head": "0:2", "loss": 0.34, "low": -0.5, "high": 1.2, "largest": 2.6}]},
+    } | changes  # fmt: skip
+
+
+def shown(importance: dict) -> dict:
+    labels = {row["head"]: "first token" for row in importance["heads"]}
+    data = {
+        "importance": importance, "removable": {"reason": "no"}, "maps": {"reason": ""},
+        "roles": {"reason": "", "labels": labels, "roles": [], "fdr": 0.05, "tests": 9, "windows": 8, "window_tokens": 16,
+                  "bos": "", "not_tested": [], "left_out": []},
+    }  # fmt: skip
+    return {table.question: table for table in tables(data)}
+
+
+def test_heads_that_are_told_apart_are_shown_and_the_rest_are_said_not_to_be() -> None:
+    made = shown(
+        importance_of(
+            {"head": "0:0", "loss_without": 0.15}, {"head": "0:1", "loss_without": 0.5, "told_apart": False, "loss_low": -0.2},
+            {"head": "0:2", "loss_without": 0.2}, {"head": "0:3", "loss_without": None, "told_apart": False},
+        )
+    )  # fmt: skip
+    rows = made[MATTER].rows
+    assert [(row[0], row[2], row[3], row[4]) for row in rows] == [
+        ("L0H2", "+0.2000", "+0.1000 to +0.3000", "yes"), ("L0H0", "+0.1500", "+0.1000 to +0.3000", "yes"),
     ]  # fmt: skip
-    assert [row[4:] for row in made[MATTER].rows] == [("0.1", "3 of 3"), ("0.9", "1 of 3")]
-    assert "1 were not taken out" in " ".join(made[MATTER].notes)
-    assert "the two ends of one of them" in " ".join(made[MATTER].notes)
-    assert made[ROLES].notes[0].startswith("3 of 3 heads have a role that beats its control, 2 of them only as a sink")
+    notes = " ".join(made[MATTER].notes)
+    assert "2 of 4 heads are told apart from 0" in notes
+    assert "the other 2 are not told apart from 0 here" in notes
+    assert "the 2 heads that promised most were taken out on 10 windows of 128 tokens" in notes
+    assert "all were before, on 2 short ones of 64" in notes
+    assert "0.60 of first order towards the mean, 0.10 of |dL/dg|" in notes
+    assert made[FIRST].rows == (("L0H2", "first token", "+0.3400", "-0.5000 to +1.2000", "+2.6000"),)
+
+
+def test_where_no_head_is_told_apart_the_highest_are_no_finding() -> None:
+    rows = [{"head": f"0:{n}", "loss_without": 0.01 * n, "told_apart": False} for n in range(8)]
+    made = shown(importance_of(*rows, first_position={"reason": "none", "heads": []}))
+    assert [row[0] for row in made[MATTER].rows] == ["L0H7", "L0H6", "L0H5", "L0H4", "L0H3"]
+    assert {row[4] for row in made[MATTER].rows} == {"no"}
+    assert "0 of 8 heads are told apart from 0" in made[MATTER].notes[0]
+    assert "so the highest estimates are no finding" in made[MATTER].notes[1]
+    assert FIRST not in made
+
+
+def test_a_budget_that_stopped_it_is_said() -> None:
+    rows = [{"head": f"0:{n}", "loss_without": 0.01 * n} for n in range(20)]
+    notes = " ".join(
+        shown(importance_of(*rows, screened_heads=12, budget={"seconds": 3.0, "stopped": True}))[MATTER].notes
+    )
+    assert "no new work is begun after 3 s (--seconds N); more time takes more heads out" in notes
+    assert "12 of 20 were before" in notes
+    assert "4 more than are shown: L0H3, L0H2, L0H1, L0H0" in notes
 
 
 def test_what_is_taken_out_has_an_interval(made) -> None:
@@ -111,42 +149,35 @@ def test_what_can_go_is_judged_on_two_texts_in_two_ways(made) -> None:
     assert "no head is chosen on the text that it is judged by" in notes
 
 
-def test_heads_are_ordered_on_the_other_half() -> None:
-    """Importance that differs between halves: the order for a half comes from the scores of the other."""
+def test_heads_are_ordered_on_the_other_half_and_the_first_position_counts() -> None:
+    """Importance that differs between halves: the order for a half comes from the scores of the other. What the first
+    position costs was measured over 32 tokens of 128, so a quarter of it is a cost of the window."""
+    from types import SimpleNamespace
+
     from manyheads.heads import section_importance as room
-    from manyheads.heads.places import Place
-    from manyheads.heads.scores import Importance
+    from manyheads.heads.first_position import AtFirst
 
-    by_batch = torch.tensor([[[1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0]], [[9.0, 8.0, 7.0]]], dtype=torch.float64)
-    found = Importance(
-        "first-order", by_batch.mean(0), torch.zeros(1, 3, dtype=torch.bool), 1.0, (Place("a", 0, "", 3, 3),), by_batch,
-        torch.ones(3) / 3, 0.0,
-    )  # fmt: skip
-    assert [head.head for head in room._order(found, 2, first=True)] == [0, 1, 2]
-    assert [head.head for head in room._order(found, 2, first=False)] == [2, 1, 0]
+    heads = tuple(Head(0, n) for n in range(3))
+    found = SimpleNamespace(heads=heads, by_half=np.array([[1.0, 2.0, 3.0], [9.0, 8.0, 7.0]]))
+    text = SimpleNamespace(rows=([[0] * 128], [[0] * 128]))
+    assert room._orders(found, (), text) == [[heads[2], heads[1], heads[0]], [heads[0], heads[1], heads[2]]]
+    first = (AtFirst(heads[2], 0.0, 0.0, 0.0, 0.0, (0.0, 4.4)), AtFirst(heads[0], 0.0, 0.0, 0.0, 0.0, (8.4, 0.0)))
+    assert room._orders(found, first, text) == [[heads[1], heads[2], heads[0]], [heads[1], heads[2], heads[0]]]
 
 
-def test_only_the_ends_are_exact_unless_all_are_asked_for(made) -> None:
-    _, some = made("qwen3", tokens=200)
-    assert some.data["heads"]["importance"]["exact_heads"] == 8  # it has no more heads than that
-    _, every = made("llama", tokens=200, exact=True)
-    own = every.data["heads"]["importance"]
-    assert (own["method"], own["exact_heads"]) == ("mean", 8)
+def test_every_head_is_measured_where_there_are_few_or_all_are_asked_for(made) -> None:
+    own = made("qwen3", tokens=200)[1].data["heads"]["importance"]
+    assert (own["exact_heads"], own["screened_heads"], own["budget"]["stopped"]) == (8, 0, False)
+    own = made("llama", tokens=200, exact=True)[1].data["heads"]["importance"]
+    assert (own["method"], own["exact_heads"], own["budget"]["seconds"]) == ("mean", 8, None)
     assert all(row["score"] == row["loss_without"] for row in own["heads"])
-    assert "by exact ablation" in " ".join(table(every, BUDGET).notes)
 
 
-def test_extremes_are_the_highest_and_the_lowest() -> None:
-    from manyheads.heads import section_importance as room
-    from manyheads.heads.places import Place
-    from manyheads.heads.scores import Importance
+def test_windows_are_spread_over_the_text_from_the_first_few_on() -> None:
+    from manyheads.heads.section_importance import _spread
 
-    scores = torch.arange(40.0, dtype=torch.float64)[None]
-    found = Importance(
-        "first-order", scores, torch.zeros(1, 40, dtype=torch.bool), 1.0, (Place("a", 0, "", 40, 40),), scores[None],
-        torch.ones(1), 0.0,
-    )  # fmt: skip
-    assert [head.head for head in room._extremes(found)] == [*range(8), *range(32, 40)]
+    assert _spread([[n] for n in range(8)]) == [[0], [4], [2], [6], [1], [5], [3], [7]]
+    assert sorted(_spread([[n] for n in range(11)])) == [[n] for n in range(11)]
 
 
 def test_the_page_holds_the_grids_and_the_maps(made) -> None:
@@ -187,7 +218,7 @@ def test_a_masked_model_is_judged_by_hidden_tokens(masked) -> None:
     section, report = masked
     data = report.data["heads"]
     own = data["importance"]
-    assert (own["objective"], own["unit"], own["method"]) == ("hidden tokens", "nats a hidden token", "first-order")
+    assert (own["objective"], own["unit"], own["method"]) == ("hidden tokens", "nats a hidden token", "mean")
     assert own["baseline"] == pytest.approx(5.95, abs=0.1)  # log 384: it knows nothing
     assert [row["how"] for row in data["removable"]["texts"]] == ["zero", "mean", "zero", "mean"]
     for question in (MATTER, BUDGET):
@@ -230,8 +261,8 @@ def test_an_encoder_without_a_head_drifts(tmp_path) -> None:
     assert all(row["first_order"] is None and row["score"] == row["loss_without"] > 0 for row in own["heads"])
     assert "a drift of 0" in data["removable"]["reason"]
     shown = table(report, MATTER)
-    assert [column.name for column in shown.columns][-2:] == ["drift without it", "95% interval"]
-    assert "no first-order scores" in " ".join(shown.notes)
+    assert [column.name for column in shown.columns][-3:] == ["drift without it", "95% interval", "told apart from 0"]
+    assert "no first-order estimates" in " ".join(shown.notes)
     text = page(report, widgets=section.widgets(data))
     assert "How far the output drifts, of the variance" in text
     assert re.search(r"drift \+[0-9.e-]+ of the variance[^;]* without it", text)

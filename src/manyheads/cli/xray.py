@@ -35,7 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="NAME", default="cpu", help="where torch runs it: cpu, cuda, mps (default cpu)"
     )
     parser.add_argument("--threads", metavar="N", default="", help="threads of torch (default: one for each free core)")
-    parser.add_argument("--exact", action="store_true", help="take every head out, not only those at either end")
+    parser.add_argument(
+        "--seconds", metavar="N", default="180", help="take heads out for N seconds at most (default 180)"
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="take every head out on as many windows, however long it takes"
+    )
     parser.add_argument(
         "--map-tokens", metavar="N", default="2048", help="show where heads look in N tokens (default 2048)"
     )
@@ -60,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if tokens < 2:
         raise ManyheadsError("--tokens 1: the first token is never scored, so at least 2 are needed")
     threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
+    seconds = quantities.positive("--seconds", options.seconds, 86_400)
     map_tokens = quantities.positive("--map-tokens", options.map_tokens, 32_768)
     contexts = tuple(quantities.contexts(options.context)) if options.context else ()
     if options.dtype not in DTYPES:
@@ -80,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         threads=threads, dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed,
         command=_command(options),
     )  # fmt: skip
-    heads = [] if options.no_heads else [HeadsSection(options.exact, map_tokens, sentences)]
+    heads = [] if options.no_heads else [HeadsSection(options.exact, seconds, map_tokens, sentences)]
     report = xray(request, say=say, sections=heads)
     _write(report, targets, [widget for section in heads for widget in section.widgets(report.data["heads"])])
     options.output = None  # it named a folder for the files; the report itself goes to stdout
@@ -149,7 +155,7 @@ def _content(path: str) -> bytes | None:
 def _command(options: argparse.Namespace) -> str:
     """The command as it could be typed again: what is not at its default."""
     words = ["manyheads", "xray", *([options.model] if options.model else [])]
-    defaults = {"tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "map_tokens": "2048"}
+    defaults = {"tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "seconds": "180", "map_tokens": "2048"}
     for name in (
         "revision",
         "assume",
@@ -160,6 +166,7 @@ def _command(options: argparse.Namespace) -> str:
         "dtype",
         "device",
         "threads",
+        "seconds",
         "exact",
         "map_tokens",
         "conllu",

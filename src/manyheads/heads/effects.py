@@ -30,9 +30,10 @@ from manyheads.heads.removing import Removing, mean_outputs
 from manyheads.heads.significance import benjamini_hochberg
 from manyheads.heads.two_phase import two_phase
 
-__all__ = ["FDR", "Budget", "Effects", "Texts", "effects"]
+__all__ = ["FDR", "SECONDS", "Budget", "Effects", "Texts", "effects"]
 
 FDR = 0.05
+SECONDS = 180.0
 _SCREEN_SHARE = 0.6
 _PREFIX_SHARE = 0.64  # of a forward, what a head costs on average where the layers before it are not run again
 
@@ -44,7 +45,7 @@ class Budget:
 
     most: int = 32
     rounds: int = 10
-    seconds: float = 180.0
+    seconds: float = SECONDS
     least: int = 8
     least_rounds: int = 4
 

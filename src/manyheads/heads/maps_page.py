@@ -35,14 +35,14 @@ _LOOKS = {
 @dataclass(frozen=True)
 class HeadNote:
     """What is known of one head. `role`: "" for none that beats its control; `words`: what to say of it, one line;
-    `importance`: None where it was not measured; `exact`: by taking the head out, not from a gradient.
+    `importance`: None where nothing is known of it; `apart`: whether it is told apart from 0.
     """
 
     head: Head
     role: str = ""
     words: str = ""
     importance: float | None = None
-    exact: bool = False
+    apart: bool = False
 
 
 def grid_widget(notes: Sequence[HeadNote], *, after: str, roles: bool = True, importance: str = "") -> Widget:
@@ -95,14 +95,14 @@ def _importance_grid(notes: Sequence[HeadNote], title: str, measure: str) -> dic
     # The root, or a few heads would swamp the rest.
     fills = [
         (
-            "" if note.importance is None else f"matter{' exact' if note.exact else ''}",
+            "" if note.importance is None else f"matter{' apart' if note.apart else ''}",
             round(math.sqrt(value / most), 3),
         )
         for note, value in zip(notes, values, strict=True)
     ]
-    exact = sum(note.exact for note in notes)
+    apart = sum(note.apart for note in notes)
     told = f"{measure}; full colour is {most:.3g}, and colour grows with the root"
-    told += f"; outlined: {exact} that were measured by taking the head out" if 0 < exact < len(notes) else ""
+    told += f"; outlined: {apart} of {len(notes)} that are told apart from 0" if apart > 0 else ""
     return _grid(notes, title, told, fills)
 
 

@@ -83,7 +83,7 @@ def _notes(told: Mapping[str, Any]) -> list[HeadNote]:
         words += [f"{kind} {row['importance']:.2g} {own['unit']}"] if row["importance"] is not None else []
         words += [f"mean distance {row['distance']:.3g} tokens"] if row["distance"] is not None else []
         words += [f"entropy {row['entropy']:.2f} nats"] if row["entropy"] is not None else []
-        notes.append(HeadNote(parse_head(row["head"]), row["role"], "; ".join(words), row["importance"], exact=exact))
+        notes.append(HeadNote(parse_head(row["head"]), row["role"], "; ".join(words), row["importance"]))
     if told["one"] is not None:
         return sorted(notes, key=lambda note: format_head(note.head) != told["one"]["head"])
     return sorted(

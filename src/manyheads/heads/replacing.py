@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,17 @@ from manyheads.heads.batches import is_cross, packed, sides_of, told_apart
 from manyheads.heads.metrics import Batch
 from manyheads.models.door import Call
 
-__all__ = ["METHODS", "POSITIONS", "Means", "Outputs", "Replacing", "donated", "first_positions", "real_positions"]
+__all__ = [
+    "METHODS",
+    "POSITIONS",
+    "Means",
+    "Outputs",
+    "Replacing",
+    "donated",
+    "first_positions",
+    "has_first",
+    "real_positions",
+]
 
 METHODS = ("zero", "mean", "resample")
 POSITIONS = ("all", "later", "first")
@@ -113,10 +124,16 @@ def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
     return torch.ones(shape, dtype=torch.bool, device=call.q.device)
 
 
+def has_first(module: Any, stage: str) -> bool:
+    """Whether an attention module is causal, so that its first query sees one key alone; as transformers takes it, one that
+    does not say is."""
+    return not is_cross(stage) and bool(getattr(module, "is_causal", True))
+
+
 def first_positions(batch: Batch, call: Call, stage: str) -> Tensor | None:
     """(b, t), True at the first query of each text that is no padding, of each that is packed into a row; None where attention
     is not causal."""
-    if is_cross(stage) or not getattr(call.module, "is_causal", True):
+    if not has_first(call.module, stage):
         return None
     real = real_positions(batch, call, stage)
     begins = packed(batch, sides_of(batch, stage)[0] or "")

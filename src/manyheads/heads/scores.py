@@ -11,7 +11,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, OneHead, address
 from manyheads.heads.places import Place, place_of
 
-__all__ = ["Importance", "rank_correlation", "ranks"]
+__all__ = ["Importance", "rank_correlation", "ranks", "spearman"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +93,14 @@ def rank_correlation(one: Importance, other: Importance) -> float:
     if one.places != other.places:
         raise ManyheadsError("importances of two different models cannot be compared head by head")
     both = ~torch.isnan(one.scores) & ~torch.isnan(other.scores)
-    if int(both.sum()) < 3:
-        raise ManyheadsError(f"the two share {int(both.sum())} heads; at least 3 are needed for a rank correlation")
-    a, b = (ranks(each.scores[both]) for each in (one, other))
+    return spearman(one.scores[both], other.scores[both])
+
+
+def spearman(one: Tensor, other: Tensor) -> float:
+    """Spearman's coefficient between two vectors. ManyheadsError for fewer than three values, and where all of one are equal."""
+    if len(one) < 3:
+        raise ManyheadsError(f"the two share {len(one)} heads; at least 3 are needed for a rank correlation")
+    a, b = ranks(one), ranks(other)
     a, b = a - a.mean(), b - b.mean()
     if not a.norm() or not b.norm():
         raise ManyheadsError("all heads have the same importance in one of the two, so there is no order to compare")

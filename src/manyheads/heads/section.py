@@ -14,7 +14,7 @@ from typing import Any
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.conllu import Sentence
-from manyheads.heads.importance import FIRST_ORDER
+from manyheads.heads.effects import SECONDS
 from manyheads.heads.map_text import MAP_TOKENS, map_text
 from manyheads.heads.maps import HeadMaps, fit, head_maps
 from manyheads.heads.maps_page import HeadNote, grid_widget, maps_widget, token_texts
@@ -27,7 +27,7 @@ from manyheads.models.xray_parts import Part, Running
 from manyheads.report.html import Widget
 from manyheads.report.jsonform import finite
 
-__all__ = ["MAP_TOKENS", "HeadsSection"]
+__all__ = ["MAP_TOKENS", "SECONDS", "HeadsSection"]
 
 
 Say = Callable[[str], None]
@@ -37,12 +37,14 @@ Say = Callable[[str], None]
 class HeadsSection:
     """Looks into the heads of the model that is x-rayed.
 
-    exact       take every head out, not only those at either end
+    exact       take every head out on as many windows as the most promising, however long it takes
+    seconds     begin no new work on taking heads out after that
     map_tokens  tokens of the text that the maps show
     conllu      sentences with gold heads, for the syntactic roles
     """
 
     exact: bool = False
+    seconds: float = SECONDS
     map_tokens: int = MAP_TOKENS
     conllu: Sequence[Sentence] | None = None
     _maps: HeadMaps | None = field(default=None, init=False)
@@ -89,7 +91,7 @@ class HeadsSection:
 
     def _importance(self, run: Running, say: Say) -> dict[str, Any]:
         _check_text(run)
-        return weighed(run, every=self.exact, say=say)
+        return weighed(run, every=self.exact, seconds=self.seconds, say=say)
 
     def _look(self, run: Running, say: Say) -> dict[str, Any]:
         _check_text(run)
@@ -115,10 +117,9 @@ class HeadsSection:
 
 def _measure(own: dict[str, Any]) -> str:
     """What the colours of the heads mean."""
-    if own["method"] == FIRST_ORDER:
-        return "How strongly the loss depends on a factor on the head's output (Michel et al. 2019)"
     what = "How far the output drifts" if own["objective"] == DRIFT else "What the loss rises by"
-    return f"{what}, {own['unit']}, when the head gives its mean instead"
+    where = "" if own["first_position"]["reason"] else " at all positions but the first"
+    return f"{what}, {own['unit']}, when the head gives its mean instead{where}"
 
 
 def _reasoned(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -181,14 +182,24 @@ def _notes(data: dict[str, Any]) -> list[HeadNote]:
         label, row = labels.get(address, ""), scores.get(address)
         words = [told[label, address]] if label else []
         if row is not None:
-            unit = weights["unit"]
-            words += [f"first order {row['first_order']:.2g} {unit}"] if row["first_order"] is not None else []
-            what = "drift" if weights["objective"] == DRIFT else "loss"
-            words += [f"{what} {row['loss_without']:+.2g} {unit} without it"] if row["loss_without"] is not None else []
-        exact = row is not None and row["loss_without"] is not None
-        notes.append(HeadNote(parse_head(address), label, "; ".join(words), row["score"] if row else None, exact=exact))
+            words += _cost(row, weights)
+        apart = row is not None and row["told_apart"]
+        notes.append(HeadNote(parse_head(address), label, "; ".join(words), row["score"] if row else None, apart=apart))
     clearest = {
         one["role"]: one["heads"][0]["head"] for one in ([] if found["reason"] else found["roles"]) if one["heads"]
     }
     first = next((clearest[role] for role in SHOWN_FIRST if role in clearest), "")
     return sorted(notes, key=lambda note: format_head(note.head) != first)
+
+
+def _cost(row: dict[str, Any], weights: dict[str, Any]) -> list[str]:
+    """What is known of what a head costs, in words."""
+    if row["score"] is None:
+        return []
+    what = "drift" if weights["objective"] == DRIFT else "loss"
+    said = f"{what} {row['score']:+.2g} {weights['unit']} without it"
+    if row["loss_without"] is None:
+        return [f"{said}, to first order"]
+    if row["told_apart"]:
+        return [f"{said}, 95% {row['loss_low']:+.2g} to {row['loss_high']:+.2g}"]
+    return [f"{said}, not told apart from 0"]

@@ -3,61 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import torch
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head
 from manyheads.heads.alignment import Frame
 from manyheads.heads.alignment import frame as usual_frame
 from manyheads.heads.budget import removable
-from manyheads.heads.importance import FIRST_ORDER, Importance, importance, rank_correlation
+from manyheads.heads.effects import FDR, Budget, Effects, Texts, effects
+from manyheads.heads.first_position import AtFirst, first_position
 from manyheads.heads.metrics import Batch
 from manyheads.heads.objective import DRIFT, Objective, objective
 from manyheads.heads.pace import Pace
-from manyheads.heads.places import place_of
-from manyheads.heads.significance import mean_interval
+from manyheads.heads.scores import spearman
 from manyheads.heads.watching import longest_text
 from manyheads.models.xray_parts import Running
 from manyheads.report.jsonform import finite
 
-__all__ = ["EXTREMES", "HALVES", "WINDOWS", "WINDOW_TOKENS", "around", "weighed"]
+__all__ = ["HALVES", "WINDOWS", "WINDOW_TOKENS", "around", "weighed"]
 
 WINDOW_TOKENS = 128
-WINDOWS = 8
-EXTREMES = 8
-"""As many of the heads that seem to matter most, and least, are taken out to see whether they do."""
+WINDOWS = 16
+"""Windows of either half of the text, at most, of which half are judged on when many heads go."""
 HALVES = ("the first half of the text", "the second half")
+_LEAST_WINDOWS = 8
 _LEAST_WINDOW = 16
+_BEGINNING = 32
 _WAYS = ("zero", "mean")
 _SHARE = 0.01
 
 Say = Callable[[str], None]
 
 
-def weighed(run: Running, *, every: bool, say: Say) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Text:
+    """Windows of either half of the text, and batches of them: all, the beginnings of one of each half, and of eight."""
+
+    rows: tuple[list[list[int]], list[list[int]]]
+    texts: Texts
+    beginnings: Sequence[Batch]
+    beginning_halves: Sequence[int]
+    short_tokens: int
+
+    @property
+    def judging(self) -> list[list[Batch]]:
+        """Eight windows of either half."""
+        whole = self.texts
+        return [
+            [batch for batch, half in zip(whole.windows, whole.halves, strict=True) if half == one][:_LEAST_WINDOWS]
+            for one in (0, 1)
+        ]
+
+
+def weighed(run: Running, *, every: bool, seconds: float, say: Say) -> dict[str, Any]:
     """The importance of every head by what a model of its kind is judged by (`heads.objective`), and, as `removable`, how
     many can go.
 
-    every   take all heads out, not only those at either end of the first-order scores. Where there are no such scores all
-            are taken out anyway
+    every    take all heads out on as many windows as the most promising, however long it takes
+    seconds  begin no new work on taking heads out after that
     Raises ManyheadsError where text says nothing of the model, or is too short.
     """
     frame = around(run)
     judge = objective(run.loaded.model, run.loaded.tokenizer, around=frame, seed=run.seed)
     room = longest_text(run.loaded.model, run.limit or WINDOW_TOKENS + len(frame.before) + len(frame.after))
-    rows = [_windows(half, room=room - len(frame.before) - len(frame.after)) for half in _halves(run.ids)]
-    batches, pace = judge.batches(rows[0] + rows[1]), Pace(say)
-    halves = [batches[: len(rows[0])], batches[len(rows[0]) :]]
-    # Half of the windows will do where it takes a pass for each head and window.
-    fewer = [half[::2] for half in halves]
-    first, exact = _both(run, judge, halves, fewer, every=every, pace=pace)
-    told = _told(first, exact, every=every)
-    found, parts = (exact, fewer) if first is None or every else (first, halves)
-    orders = [_order(found, len(parts[0]), first=half == 1) for half in range(2)]
-    told["removable"] = _removable(run, orders, halves, judge=judge, pace=pace)
-    return told | judge.as_json() | {
-        "windows": len(batches), "window_tokens": len(rows[0][0]), "exact_windows": len(fewer[0]) + len(fewer[1]),
-    }  # fmt: skip
+    text, pace = _text(run, judge, room - len(frame.before) - len(frame.after)), Pace(say)
+    budget = Budget(seconds=seconds)
+    found = effects(
+        run.loaded.model, text.texts, metric=judge.metric, first_order=judge.first_order, every=every, budget=budget, pace=pace
+    )  # fmt: skip
+    first = first_position(
+        run.loaded.model, text.beginnings, text.beginning_halves, means=found.means, metric=judge.metric, pace=pace
+    )  # fmt: skip
+    told = _told(found, text, budget, every=every) | judge.as_json()
+    told["first_position"] = _told_first(first, text)
+    told["removable"] = _removable(run, _orders(found, first, text), text.judging, judge=judge, pace=pace)
+    return told
 
 
 def around(run: Running) -> Frame:
@@ -67,31 +91,22 @@ def around(run: Running) -> Frame:
     return Frame((int(run.loaded.tokenizer.bos_token_id),) if run.bos else ())
 
 
-def _both(
-    run: Running, judge: Objective, halves: Sequence[Sequence[Batch]], fewer: Sequence[Sequence[Batch]], *, every: bool,
-    pace: Pace,
-) -> tuple[Importance | None, Importance]:  # fmt: skip
-    """First-order scores on all windows, None where there are none, and exact ones on half of them."""
-    model, first = run.loaded.model, None
-    if judge.first_order:
-        batches = [batch for half in halves for batch in half]
-        pace.say(f"importance of every head, for {judge.name}: one backward pass on each of {len(batches)} windows")
-        first = importance(model, batches, metric=judge.metric, say=pace.counted("windows"))
-    order = None if first is None else first.heads() if every else _extremes(first)
-    which = "all" if order is None else len(order)
-    pace.say(f"taking {which} heads out, one at a time, for their mean")
-    judged = [batch for half in fewer for batch in half]
-    exact = importance(model, judged, metric=judge.metric, method="mean", heads=order, say=pace.counted("passes"))
-    return first, exact
-
-
-def _halves(ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    return ids[: len(ids) // 2], ids[len(ids) // 2 :]
+def _text(run: Running, judge: Objective, room: int) -> _Text:
+    """Windows in the order in which they are measured: spread over the text from the first few on, the halves by turns."""
+    halves = (run.ids[: len(run.ids) // 2], run.ids[len(run.ids) // 2 :])
+    rows = tuple(_spread(_windows(half, room=room)) for half in halves)
+    turns = [(half, row) for pair in zip(*rows, strict=True) for half, row in enumerate(pair)]
+    short = [(half, rows[half][-1][: max(len(rows[half][-1]) // 2, 2)]) for half in (0, 1)]
+    begin = [(half, row[:_BEGINNING]) for half, row in turns[:_LEAST_WINDOWS]]
+    made = judge.batches(row for _, row in (*turns, *short, *begin))
+    one, two = len(turns), len(turns) + len(short)
+    texts = Texts(made[:one], [half for half, _ in turns], made[one:two], [half for half, _ in short])
+    return _Text((rows[0], rows[1]), texts, made[two:], [half for half, _ in begin], len(short[0][1]))
 
 
 def _windows(ids: Sequence[int], *, room: int) -> list[list[int]]:
     """Up to WINDOWS windows spread over `ids`, all of one length, at most `room`."""
-    width = min(WINDOW_TOKENS, room, max(len(ids) // WINDOWS, _LEAST_WINDOW))
+    width = min(WINDOW_TOKENS, room, max(len(ids) // _LEAST_WINDOWS, _LEAST_WINDOW))
     count = min(len(ids) // width, WINDOWS)
     if count < 2:
         raise ManyheadsError(
@@ -100,6 +115,27 @@ def _windows(ids: Sequence[int], *, room: int) -> list[list[int]]:
         )
     starts = [n * (len(ids) - width) // (count - 1) for n in range(count)]
     return [list(ids[start : start + width]) for start in starts]
+
+
+def _spread(rows: list[list[int]]) -> list[list[int]]:
+    """In an order of which each beginning is spread over all: by the digits of their numbers, read backwards (van der
+    Corput)."""
+    digits = max(len(rows) - 1, 1).bit_length()
+    return [rows[n] for n in sorted(range(len(rows)), key=lambda n: int(f"{n:0{digits}b}"[::-1], 2))]
+
+
+def _orders(found: Effects, first: Sequence[AtFirst], text: _Text) -> list[list[Head]]:
+    """Least important first, for judging on either half by what the other half says; with what the first position costs."""
+    tokens = len(text.rows[0][0])
+    extra = {one.head: one.by_half for one in first}
+    orders = []
+    for other in (1, 0):
+        cost = {
+            head: loss + extra.get(head, (0.0, 0.0))[other] * min(_BEGINNING, tokens) / tokens
+            for head, loss in zip(found.heads, found.by_half[other].tolist(), strict=True)
+        }
+        orders.append(sorted(found.heads, key=lambda head: (np.isnan(cost[head]), cost[head])))
+    return orders
 
 
 def _removable(
@@ -126,44 +162,50 @@ def _removable(
     return {"reason": "", "share": _SHARE, "texts": rows}
 
 
-def _extremes(found: Importance) -> tuple[Head, ...]:
-    ranking = found.ranking()
-    return ranking if len(ranking) <= 2 * EXTREMES else (*ranking[:EXTREMES], *ranking[-EXTREMES:])
-
-
-def _order(found: Importance, count: int, *, first: bool) -> list[Head]:
-    """Least important first, by the first `count` of the batches alone or by the rest."""
-    table = (found.by_batch[:count] if first else found.by_batch[count:]).mean(0)
-    row = {(place.stage, place.layer): n for n, place in enumerate(found.places)}
-    return sorted(found.heads(), key=lambda head: float(table[row[head.stage, head.layer], head.head]))
-
-
-def _told(first: Importance | None, exact: Importance, *, every: bool) -> dict[str, Any]:
-    """A row a head; `method` is that of `score`, which the grid shows and heads are ordered by."""
-    judged = set(exact.heads())
-    low, high = mean_interval(exact.by_batch.numpy(), exact.weights.numpy())
-    exactly = every or first is None
-    rows = []
-    for head in (first or exact).heads():
-        loss = exact.score(head) if head in judged else None
-        at = place_of(exact.places, head), head.head
-        own = first.score(head) if first is not None else None
-        rows.append(
-            {
-                "head": format_head(head), "first_order": own, "loss_without": loss,
-                "loss_low": finite(float(low[at])), "loss_high": finite(float(high[at])), "score": loss if exactly else own,
-            }
-        )  # fmt: skip
+def _told(found: Effects, text: _Text, budget: Budget, *, every: bool) -> dict[str, Any]:
+    """A row a head; `score` is what the grid shows."""
+    measured = found.screened | (found.windows > 0)
+    apart = found.told_apart
+    rows = [
+        {
+            "head": format_head(head), "score": finite(float(found.loss[at])),
+            "loss_without": finite(float(found.loss[at])) if measured[at] else None, "loss_low": finite(float(found.low[at])),
+            "loss_high": finite(float(found.high[at])), "q_value": float(found.q_values[at]), "told_apart": bool(apart[at]),
+            "exact_windows": int(found.windows[at]), "screened": bool(found.screened[at]),
+            "expected": None if found.expected is None else float(found.expected[at]),
+            "first_order": None if found.slopes is None else float(found.slopes[at]),
+        }
+        for at, head in enumerate(found.heads)
+    ]  # fmt: skip
     return {
-        "method": "mean" if exactly else FIRST_ORDER, "exact_heads": len(judged),
-        "baseline": (first or exact).baseline, "heads": rows, "rank_correlation": _agreement(first, exact),
-        "first_order_seconds": first.seconds if first is not None else None, "exact_seconds": exact.seconds,
-        "prefix_reused": exact.reused,
+        "method": "mean", "heads": rows, "told_apart": int(apart.sum()), "fdr": FDR, "baseline": found.baseline,
+        "exact_heads": int((found.windows > 0).sum()), "exact_windows": int(found.windows.max()),
+        "screened_heads": int(found.screened.sum()), "screen_windows": len(text.texts.short) if found.screened.any() else 0,
+        "screen_tokens": text.short_tokens if found.screened.any() else 0, "windows": len(text.texts.windows), "window_tokens": len(text.rows[0][0]),
+        "budget": {"seconds": None if every else budget.seconds, "stopped": found.stopped},
+        "rank_correlation": _agreement(found.slopes, found.loss, measured),
+        "expected_correlation": _agreement(found.expected, found.loss, measured),
+        "first_order_seconds": found.first_seconds, "exact_seconds": found.seconds - (found.first_seconds or 0.0),
+        "prefix_reused": found.reused,
     }  # fmt: skip
 
 
-def _agreement(first: Importance | None, exact: Importance) -> float | None:
+def _told_first(found: Sequence[AtFirst], text: _Text) -> dict[str, Any]:
+    if not found:
+        return {"reason": "its attention is not causal: no position is the first that every other sees", "heads": []}
+    return {
+        "reason": "", "windows": len(text.beginnings), "tokens": min(_BEGINNING, len(text.rows[0][0])),
+        "heads": [
+            {"head": format_head(one.head), "loss": one.loss, "low": finite(one.low), "high": finite(one.high),
+             "largest": one.largest}
+            for one in found
+        ],
+    }  # fmt: skip
+
+
+def _agreement(one: np.ndarray | None, other: np.ndarray, which: np.ndarray) -> float | None:
+    """Spearman's coefficient over the heads that were taken out; None where there are too few, or all are alike."""
     try:
-        return rank_correlation(first, exact) if first is not None else None
-    except ManyheadsError:  # too few heads, or all alike
+        return None if one is None else spearman(torch.from_numpy(one[which]), torch.from_numpy(other[which]))
+    except ManyheadsError:
         return None
