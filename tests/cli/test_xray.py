@@ -52,7 +52,11 @@ def test_heads_are_on_the_table_and_can_be_left_out(capsys, here, llama) -> None
     assert status == 0
     for question in ("What does each head do?", "Which heads matter?", "How many heads can go for 1% more loss?"):
         assert question in out
-    for word in ("importance of every head", "taking 8 heads out", "where every head looks, on 64 tokens"):
+    for word in (
+        "what each head is expected to cost",
+        "taking all 8 heads out",
+        "where every head looks, on 64 tokens",
+    ):
         assert word in err
     assert 'id="heads-view"' in (here / "xray.html").read_text()
     assert "looking into its heads" in out
@@ -60,7 +64,7 @@ def test_heads_are_on_the_table_and_can_be_left_out(capsys, here, llama) -> None
     status, out, err = quick(capsys, llama, "--no-heads")
     assert status == 0
     assert "What does each head do?" not in out
-    assert "importance" not in err
+    assert "expected to cost" not in err
     page = (here / "xray.html").read_text()
     assert "heads-view" not in page
     assert "script-src" not in page
@@ -68,13 +72,13 @@ def test_heads_are_on_the_table_and_can_be_left_out(capsys, here, llama) -> None
 
 
 def test_what_is_asked_of_heads_is_in_the_command(capsys, here, llama) -> None:
-    words = ("--exact", "--map-tokens", "32", "--tokens", "150")
+    words = ("--exact", "--map-tokens", "32", "--tokens", "150", "--seconds", "90")
     status, out, _ = run(capsys, llama, "--threads", "1", *words)
     assert status == 0
     data = json.loads((here / "xray.json").read_text())
-    assert data["command"] == f"manyheads xray {llama} --tokens 150 --threads 1 --exact --map-tokens 32"
+    assert data["command"] == f"manyheads xray {llama} --tokens 150 --threads 1 --seconds 90 --exact --map-tokens 32"
     assert (data["heads"]["maps"]["tokens"], data["heads"]["importance"]["method"]) == (32, "mean")
-    assert "by exact ablation on the other half" in " ".join(out.split())
+    assert "by what the other half says that each costs alone" in " ".join(out.split())
 
 
 def test_sentences_with_gold_heads_are_tested(capsys, here, llama) -> None:
@@ -279,13 +283,13 @@ def test_what_is_wrong_is_said_before_torch_is_imported(python, here, llama) -> 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory, smollm2_file, model_cache):
-    """`manyheads xray` as `make demo` runs it, in a process of its own, but on the first 512 tokens."""
+    """`manyheads xray` as `make demo` runs it, in a process of its own, but on the first 512 tokens, and in a hurry."""
     import subprocess
 
     folder = tmp_path_factory.mktemp("demo")
     done = subprocess.run(
-        [sys.executable, "-m", "manyheads", "xray", "--tokens", "512", "--threads", "1"], cwd=folder, capture_output=True, text=True,
-        timeout=900, env={**os.environ, "MANYHEADS_CACHE": str(model_cache)}, check=False,
+        [sys.executable, "-m", "manyheads", "xray", "--tokens", "512", "--threads", "1", "--seconds", "5"], cwd=folder,
+        capture_output=True, text=True, timeout=900, env={**os.environ, "MANYHEADS_CACHE": str(model_cache)}, check=False,
     )  # fmt: skip
     return done, folder
 
@@ -311,7 +315,10 @@ def test_the_demo_shows_what_is_published_of_smollm2(demo) -> None:
     assert "L18H6" in done.stdout
     roles = {one["role"]: one["heads"] for one in data["heads"]["roles"]["roles"]}
     assert [row["head"] for row in roles["induction"][:3]] == ["18:6", "17:3", "17:4"]
-    assert len(data["heads"]["importance"]["heads"]) == data["heads"]["maps"]["heads"] == 270
+    own = data["heads"]["importance"]
+    assert len(own["heads"]) == data["heads"]["maps"]["heads"] == 270
+    assert 8 <= own["exact_heads"] <= 32
+    assert 4 <= own["exact_windows"] <= 10
     for word in ("134,515,008", "LlamaForCausalLM", "as predicted, to the byte", "Next: manyheads cost smollm2-135m "):
         assert word in done.stdout
     assert "Traceback" not in done.stderr
