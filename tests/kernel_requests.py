@@ -152,7 +152,7 @@ def _extras(asked: KernelRequest, draw: torch.Generator) -> dict[str, Any]:
     b, h, t, s = asked.batch, asked.group * asked.kv_heads, asked.queries, asked.keys
     made: dict[str, Any] = {}
     if "head bias" in asked.extras:
-        made["bias"] = torch.randn(h, 1, s, generator=draw)
+        made["bias"] = torch.randn(1, h, 1, s, generator=draw)
     elif "bias" in asked.extras:
         made["bias"] = torch.randn(b, 1, t, s, generator=draw)
     if "alibi" in asked.extras:
