@@ -14,10 +14,11 @@ from manyheads.check.case import Outcome
 from manyheads.check.catalogue import CASES
 from manyheads.check.examine import examine_all
 from manyheads.check.guess import Wishes, guess
-from manyheads.check.load import load, settings_of
+from manyheads.check.load import load
 from manyheads.check.problem import Problem
 from manyheads.check.requests import subject_and_wishes
 from manyheads.check.subject import Subject
+from manyheads.check.targets import adapter_of
 
 EXAMPLES = Path(__file__).parent.parent / "examples/check"
 ASKED = {
@@ -35,7 +36,11 @@ def guessed(function: Callable, **wishes: object) -> Subject:
 
 def outcomes(subject: Subject, *names: str) -> dict[str, Outcome]:
     """What comes of the cases named, or of all but ONNX's."""
-    chosen = [case for case in CASES if (case.name in names if names else case.suite != "onnx")]
+    kind = "onnx" if hasattr(subject.adapter, "slots") else "projections"
+    chosen = [
+        case for case in CASES
+        if (case.name in names if names else case.suite != "onnx" and kind not in case.needs)
+    ]  # fmt: skip
     return {outcome.name: outcome for outcome in examine_all(subject, chosen)}
 
 
@@ -49,12 +54,13 @@ def passing(subject: Subject) -> list[str]:
 
 def example(file: str, name: str) -> Subject:
     """A function of examples/check with its adapter, as the command makes it."""
-    path = str(EXAMPLES / file)
-    function, module = load(path, name)
-    subject, wishes, _ = subject_and_wishes(
-        function, settings_of(function, module), {**ASKED, "file": path, "function": name}
-    )
-    return replace(subject, adapter=guess(subject, wishes)[0])
+    return named(str(EXAMPLES / file), name)
+
+
+def named(path: str, name: str) -> Subject:
+    """What stands in a file under a name, with its adapter, as the command makes it."""
+    subject, wishes, _ = subject_and_wishes(load(path, name), {**ASKED, "file": path, "function": name})
+    return replace(subject, adapter=adapter_of(subject, wishes)[0])
 
 
 def by_loops(problem: Problem) -> torch.Tensor:

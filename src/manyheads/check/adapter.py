@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.check.layouts import pack, reduce_mask
 from manyheads.check.problem import Problem, default_scale
 
-__all__ = ["Adapter", "arguments", "roles_given"]
+__all__ = ["Adapter", "arguments", "foreign", "masks_of", "roles_given", "switches_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class Adapter:
                  grouped, offset, dropout, training, weights
     positional   parameters passed by position, in order
     required     roles that have no default
-    mask         "visible", "blocked", "additive" or "" for none; padding likewise
+    mask         "visible", "blocked", "additive" or "" for none; padding likewise, or "lengths": tokens before the padding
+    always       of mask and padding, those that are given where nothing is hidden, too: the function does without none
     mask_axes    a key of layouts.MASK_AXES; bias_axes likewise
     bias         "bias": an argument of its own; "mask": floats given as the mask; "": none
     causal       "flag", "always" or ""
@@ -44,6 +45,7 @@ class Adapter:
     mask: str = ""
     mask_axes: str = "bhts"
     padding: str = ""
+    always: tuple[str, ...] = ()
     bias: str = ""
     bias_axes: str = "bhts"
     causal: str = ""
@@ -55,16 +57,16 @@ class Adapter:
     @property
     def packed(self) -> bool:
         """Whether the heads lie side by side in the last axis."""
-        return self.layout == "btd" and "heads" in self.names
+        return self.layout in ("btd", "tbd") and "heads" in self.names
 
     def to_data(self) -> dict[str, Any]:
         """As JSON holds it; `Adapter.from_data` reads it back."""
-        return {**asdict(self), "positional": list(self.positional), "required": list(self.required)}
+        return {**asdict(self), **{name: list(getattr(self, name)) for name in ("positional", "required", "always")}}
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Adapter:
         """The inverse of `to_data`."""
-        return Adapter(**{**data, "positional": tuple(data["positional"]), "required": tuple(data["required"])})
+        return Adapter(**{**data, **{name: tuple(data[name]) for name in ("positional", "required", "always")}})
 
 
 def arguments(
@@ -78,19 +80,19 @@ def arguments(
     values: dict[str, Any] = {role: pack(getattr(problem, role), adapter.layout) for role in ("q", "k", "v")}
     if change is not None:
         values = {role: change(role, tensor) for role, tensor in values.items()}
-    values |= _masks(adapter, problem) | _switches(adapter, problem, weights=weights)
+    values |= masks_of(adapter, problem) | switches_of(adapter, problem, weights=weights)
     if problem.sinks is not None:
         values["sinks"] = problem.sinks
-    return {adapter.names[role]: _foreign(value, adapter) for role, value in values.items() if role in adapter.names}
+    return {adapter.names[role]: foreign(value, adapter) for role, value in values.items() if role in adapter.names}
 
 
 def roles_given(adapter: Adapter, given: Mapping[str, Any]) -> dict[str, Any]:
-    """role -> value of the arguments of a call."""
+    """role -> value of the arguments of a call; what has no role, as a weight, under its own name."""
     parameters = {parameter: role for role, parameter in adapter.names.items()}
-    return {parameters[name]: value for name, value in given.items()}
+    return {parameters.get(name, name): value for name, value in given.items()}
 
 
-def _switches(adapter: Adapter, problem: Problem, *, weights: bool) -> dict[str, Any]:
+def switches_of(adapter: Adapter, problem: Problem, *, weights: bool) -> dict[str, Any]:
     """What is a number or a yes, given where the problem needs it or the function does."""
     (_, heads, queries, _), kv_heads, keys = problem.q.shape, problem.k.shape[1], problem.k.shape[2]
     values: dict[str, Any] = {
@@ -113,28 +115,34 @@ def _switches(adapter: Adapter, problem: Problem, *, weights: bool) -> dict[str,
     return values | {role: None for role in ("window", "sinks") if role in adapter.required and role not in values}
 
 
-def _masks(adapter: Adapter, problem: Problem) -> dict[str, Any]:
+def masks_of(adapter: Adapter, problem: Problem) -> dict[str, Any]:
+    """role -> what hides keys or is added to scores, in the way and with the axes that the function takes."""
     values: dict[str, Any] = {role: None for role in ("mask", "padding", "bias") if role in adapter.required}
-    batch, visible, bias = problem.q.shape[0], problem.visible, problem.bias
-    if problem.keep is not None:
-        keep = problem.keep if "b" in adapter.layout else problem.keep[0]
-        values["padding"] = _polarised(keep, adapter.padding, problem.q.dtype)
+    (batch, heads, queries, _), keys = problem.q.shape, problem.k.shape[2]
+    visible, keep, bias = problem.visible, problem.keep, problem.bias
+    if keep is None and "padding" in adapter.always:
+        keep = torch.ones(batch, keys, dtype=torch.bool, device=problem.q.device)
+    if visible is None and "mask" in adapter.always:
+        visible = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=problem.q.device)
+    if keep is not None and adapter.padding:
+        kept = keep if "b" in adapter.layout else keep[0]
+        values["padding"] = kept.sum(-1) if adapter.padding == "lengths" else _polarised(kept, adapter.padding, problem)
     if bias is not None and adapter.bias == "bias":
-        values["bias"] = reduce_mask(bias, adapter.bias_axes, batch)
+        values["bias"] = reduce_mask(bias, adapter.bias_axes, batch, heads)
     if bias is not None and adapter.bias == "mask":
         both = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-        values["mask"] = reduce_mask(both, adapter.mask_axes, batch)
+        values["mask"] = reduce_mask(both, adapter.mask_axes, batch, heads)
     elif visible is not None and adapter.mask:
-        mask = reduce_mask(visible, adapter.mask_axes, batch)
-        values["mask"] = _polarised(mask, adapter.mask, problem.q.dtype)
+        values["mask"] = _polarised(reduce_mask(visible, adapter.mask_axes, batch, heads), adapter.mask, problem)
     return values
 
 
-def _polarised(visible: Tensor, polarity: str, dtype: torch.dtype) -> Tensor:
+def _polarised(visible: Tensor, polarity: str, problem: Problem) -> Tensor:
     if polarity == "additive":
-        return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)
+        return torch.zeros(visible.shape, dtype=problem.dtype, device=visible.device).masked_fill(~visible, -torch.inf)
     return ~visible if polarity == "blocked" else visible
 
 
-def _foreign(value: Any, adapter: Adapter) -> Any:
+def foreign(value: Any, adapter: Adapter) -> Any:
+    """A tensor as the function's framework has it."""
     return value.numpy() if adapter.framework == "numpy" and isinstance(value, Tensor) else value

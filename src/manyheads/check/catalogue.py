@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections import Counter
 
 from manyheads.check.case import Case
-from manyheads.check.suites import basics, causal, dtypes, extras, grouped, manners, masks, onnx, window
+from manyheads.check.suites import (
+    basics,
+    cache,
+    causal,
+    dtypes,
+    extras,
+    grouped,
+    manners,
+    masks,
+    onnx,
+    projections,
+    window,
+)
 
 __all__ = ["CASES", "by_name"]
 
 CASES: tuple[Case, ...] = (
     *basics.CASES,
+    *projections.CASES,
     *masks.CASES,
     *causal.CASES,
     *window.CASES,
     *grouped.CASES,
     *extras.CASES,
+    *cache.CASES,
     *manners.CASES,
     *dtypes.CASES,
     *onnx.CASES,

@@ -10,7 +10,7 @@ import torch
 
 from manyheads.check.case import Case, Finding, Note, Outcome, Skip
 from manyheads.check.problem import Problem, Sizes, smaller
-from manyheads.check.subject import CallError, Subject
+from manyheads.check.subject import CallError, Subject, UnfitError
 from manyheads.errors import ManyheadsError
 
 __all__ = ["examine", "examine_all"]
@@ -97,6 +97,8 @@ def judge(subject: Subject, case: Case, sizes: Sizes) -> Finding | Skip | Note |
     problem = _problem(subject, case, sizes)
     try:
         found = case.judge(subject, problem)
+    except UnfitError as error:
+        return Skip(str(error))
     except CallError as error:
         shape = (*tuple(problem.q.shape[:3]), problem.v.shape[3])
         found = Finding(

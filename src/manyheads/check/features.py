@@ -12,13 +12,19 @@ LAYOUTS = {
     "bhtd": "(batch, heads, tokens, dim)",
     "bthd": "(batch, tokens, heads, dim)",
     "btd": "(batch, tokens, dim)",
+    "tbd": "(tokens, batch, dim)",
     "htd": "(heads, tokens, dim)",
     "thd": "(tokens, heads, dim)",
     "td": "(tokens, dim)",
 }
-"""Each layout by its letters. `btd` is packed heads where the function takes a number of heads, else one head."""
+"""Each layout by its letters. `btd` and `tbd` are packed heads where the function takes a number of heads, else one head."""
 
-MASK_AXES = {"bhts": "(batch, heads, queries, keys)", "bts": "(batch, queries, keys)", "ts": "(queries, keys)"}
+MASK_AXES = {
+    "bhts": "(batch, heads, queries, keys)",
+    "bts": "(batch, queries, keys)",
+    "ts": "(queries, keys)",
+    "nts": "(batch x heads, queries, keys)",
+}
 
 POLARITIES = {
     "visible": "True = may attend",
@@ -56,6 +62,11 @@ FEATURES = {
     "float64": "takes no float64",
     "float16": "takes no float16",
     "bfloat16": "takes no bfloat16",
+    "projections": "is a function of q, k and v: it projects nothing",
+    "biases": "has no biases",
+    "cache": "takes no cache",
+    "wide-heads": "its heads are as wide as x divided by their number",
+    "dropout": "has no dropout to be set",
     "onnx": "the package onnx is not there",
 }
 """feature -> what is said where a function lacks it. It is reported as not tested; nothing passes silently.
@@ -64,6 +75,8 @@ Some of them are also the names of demands that a right function may fail: `WEAK
 """
 
 WEAK = {
+    "heads": "a width that the number of heads does not divide is accepted",
+    "wide-heads": "heads that are not as wide as x divided by their number, where the code takes them to be",
     "cross": "an error where there are more queries than keys",
     "causal-cross": "an error where there are more queries than keys and the causal flag",
     "empty-rows": "NaN, or the mean of the values, for a query that sees nothing: softmax over nothing is not defined",

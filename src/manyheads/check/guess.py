@@ -7,9 +7,10 @@ of the axes, whether a mask's True shows or blocks, and whether the function is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,10 +18,13 @@ from manyheads.check import probes
 from manyheads.check.adapter import Adapter
 from manyheads.check.features import FEATURES, MASK_AXES, check_words
 from manyheads.check.layouts import has_batch, has_heads
-from manyheads.check.signature import Roles, polarity_in_name, read_roles, signature_of
+from manyheads.check.signature import Roles, lengths_as_padding, polarity_in_name, read_roles, signature_of
 from manyheads.check.subject import CallError, Subject
 
-__all__ = ["Wishes", "guess"]
+__all__ = ["Wishes", "always_given", "frameworks", "guess", "settle", "switches"]
+
+
+_A = TypeVar("_A", bound=Adapter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +49,26 @@ def guess(subject: Subject, wishes: Wishes) -> tuple[Adapter, dict[str, str]]:
     """
     check_words(layout=wishes.layout, mask=wishes.mask, features=wishes.no)
     roles = read_roles(subject.function, wishes.names, wishes.fixed)
+    by_lengths = "lengths" in roles.names and "padding" not in roles.names
+    roles = lengths_as_padding(roles)
     known = {role: "told" if role in wishes.names else "name" for role in roles.names}
     adapter, known["layout"] = _first_call(subject, roles, wishes)
-    adapter = _switches(adapter, roles)
-    subject = replace(subject, adapter=adapter)
+    if by_lengths:
+        adapter = replace(adapter, padding="lengths")
+    return settle(replace(subject, adapter=switches(adapter, roles)), wishes, known)
+
+
+def settle(subject: Subject, wishes: Wishes, known: dict[str, str]) -> tuple[Adapter, dict[str, str]]:
+    """The rest, once it can be called: causality, masks, biases, returned weights, and what it lacks."""
     adapter, known["causal"] = _causal(subject)
     subject = replace(subject, adapter=adapter)
     if "mask" in adapter.names:
         adapter, known["mask"] = _mask(subject, wishes)
-    if "padding" in adapter.names:
+    if "padding" in adapter.names and adapter.padding != "lengths":
         adapter = replace(adapter, padding=probes.padding_polarity(replace(subject, adapter=adapter)) or "visible")
     adapter = _bias(replace(subject, adapter=adapter))
     adapter = _weights(replace(subject, adapter=adapter))
+    adapter = _hint(replace(subject, adapter=adapter))
     return _lacks(replace(subject, adapter=adapter), wishes), known
 
 
@@ -64,22 +76,37 @@ def _first_call(subject: Subject, roles: Roles, wishes: Wishes) -> tuple[Adapter
     """Framework, layout and shape of the result: the first way of calling it that works."""
     errors: list[CallError] = []
     layouts = [wishes.layout] if wishes.layout else ["btd", "bhtd"] if "heads" in roles.names else ["bhtd", "btd", "td"]
-    for framework in _frameworks(subject):
-        for layout in layouts:
+    for framework in frameworks(subject):
+        for layout, always in itertools.product(layouts, (False, True)):
             adapter = Adapter(
                 framework=framework, layout=layout, out_layout=layout, names=dict(roles.names),
                 positional=roles.positional, required=roles.required,
             )  # fmt: skip
-            try:
-                return probes.settle_layout(replace(subject, adapter=adapter), told=bool(wishes.layout))
-            except CallError as error:
-                errors.append(error)
+            for tried in always_given(adapter, wishes) if always else [adapter]:
+                try:
+                    settled, known = probes.settle_layout(replace(subject, adapter=tried), told=bool(wishes.layout))
+                except CallError as error:
+                    errors += [] if always else [error]
+                    continue
+                if not always or probes.moves(replace(subject, adapter=settled)):
+                    return settled, known
     # an error of the function itself says more than a shape that does not fit, and the likelier framework more than the other
     likely = errors[: len(layouts)]
     raise next((error for error in likely if error.line is not None), likely[0])
 
 
-def _frameworks(subject: Subject) -> list[str]:
+def always_given(adapter: Adapter, wishes: Wishes) -> Iterator[Adapter]:
+    """Ways to give a mask and a padding that are required and must not be None, where they hide nothing."""
+    needed = tuple(role for role in ("mask", "padding") if role in adapter.required)
+    stated = wishes.mask or polarity_in_name(adapter.names.get("mask", ""))
+    polarities = [stated] if stated else ["visible", "blocked", "additive"]
+    if needed:
+        padding = adapter.padding or "visible" if "padding" in needed else adapter.padding
+        for axes, polarity in itertools.product(MASK_AXES, polarities if "mask" in needed else [""]):
+            yield replace(adapter, always=needed, mask=polarity, mask_axes=axes, padding=padding)
+
+
+def frameworks(subject: Subject) -> list[str]:
     """torch first, but for functions that speak of numpy and not of torch."""
     try:
         notes = " ".join(str(p.annotation) for p in signature_of(subject.function).parameters.values())
@@ -91,7 +118,8 @@ def _frameworks(subject: Subject) -> list[str]:
     return ["numpy", "torch"] if speaks_numpy else ["torch", "numpy"]
 
 
-def _switches(adapter: Adapter, roles: Roles) -> Adapter:
+def switches(adapter: _A, roles: Roles) -> _A:
+    """How a window is said, and whether weights are asked for."""
     window = ""
     if "window" in adapter.names:
         window = "pair" if isinstance(roles.defaults.get("window"), tuple | list) else "keys"
@@ -102,6 +130,8 @@ def _causal(subject: Subject) -> tuple[Adapter, str]:
     adapter = subject.adapter
     if "causal" in adapter.names:
         return replace(adapter, causal="flag"), "name"
+    if adapter.causal:
+        return adapter, "name" if adapter.causal == "flag" else "tried"
     seen = probes.sees_whom(subject, probes.square_problem(subject))
     past, future = torch.ones_like(seen).tril(-1), torch.ones_like(seen).triu(2)  # the diagonals may be what is wrong
     if bool(seen[past].all()) and not bool(seen[future].any()):
@@ -124,7 +154,7 @@ def _mask(subject: Subject, wishes: Wishes) -> tuple[Adapter, str]:
             if probes.mask_is(replace(subject, adapter=tried)):
                 return tried, ("told" if wishes.mask else "name") if stated else "tried"
     for choice in axes:
-        for polarity in [stated] if stated else ["visible", "additive"]:
+        for polarity in [stated] if stated else dict.fromkeys([adapter.mask or "visible", "visible", "additive"]):
             tried = replace(adapter, mask=polarity, mask_axes=choice)
             if probes.takes(replace(subject, adapter=tried), probes.masked_problem(subject)) is None:
                 return tried, ("told" if wishes.mask else "name") if stated else "default"
@@ -147,6 +177,19 @@ def _bias(subject: Subject) -> Adapter:
     return adapter
 
 
+def _hint(subject: Subject) -> Adapter:
+    """A causal flag that is a hint beside the mask, and refused without it, is none of its own (torch's module)."""
+    adapter, problem = subject.adapter, probes.square_problem(subject)
+    if adapter.causal != "flag" or not adapter.mask or probes.takes(subject, replace(problem, causal=True)) is None:
+        return adapter
+    tokens = problem.q.shape[2]
+    visible = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=problem.q.device).tril()
+    if probes.takes(subject, replace(problem, causal=True, visible=visible)) is not None:
+        return adapter
+    lacks = {**adapter.lacks, "causal": "its causal flag is a hint beside the mask, and refused without it"}
+    return replace(adapter, causal="", lacks=lacks)
+
+
 def _weights(subject: Subject) -> Adapter:
     adapter = subject.adapter
     if adapter.weights:
@@ -162,33 +205,43 @@ def _weights(subject: Subject) -> Adapter:
 def _lacks(subject: Subject, wishes: Wishes) -> Adapter:
     """What is not tested: what the user excludes, what has no argument, what it refuses when tried."""
     adapter = subject.adapter
-    lacks: dict[str, str] = {feature: f"told not to (--no {feature})" for feature in wishes.no}
-
-    def lack(feature: str, reason: str = "") -> None:
-        lacks.setdefault(feature, reason or FEATURES[feature])
-
-    if not has_heads(adapter.layout, packed=adapter.packed):
-        for feature in ("heads", "grouped", "multi-query", "mask-heads"):
-            lack(feature, "works on one head")
-    if not has_batch(adapter.layout):
-        for feature in ("batch", "mask-samples"):
-            lack(feature, "works on one sequence")
-    for feature, taken in {
-        "mask": adapter.mask, "padding": adapter.padding, "bias": adapter.bias, "causal": adapter.causal,
-        "window": adapter.window, "weights": adapter.weights, "scale": "scale" in adapter.names,
-        "softcap": "softcap" in adapter.names, "sinks": "sinks" in adapter.names,
-    }.items():  # fmt: skip
-        if not taken:
-            lack(feature)
-    if adapter.mask_axes != "bhts":
-        lack("mask-heads", f"its mask is {MASK_AXES[adapter.mask_axes]}")
-    if adapter.mask_axes == "ts":
-        lack("mask-samples", "its mask is (queries, keys), the same for all sequences")
-    if adapter.framework == "numpy":
-        lack("gradients", "numpy arrays have no gradients")
-        lack("bfloat16", "numpy has no bfloat16")
-    for feature, refusal in probes.refusals(subject).items():
-        lack(feature, f"it refuses: {refusal}")
+    lacks = {**adapter.lacks, **{feature: f"told not to (--no {feature})" for feature in wishes.no}}
+    for feature, reason in {**_not_taken(adapter), **_not_held(adapter)}.items():
+        lacks.setdefault(feature, reason)
+    for feature, refusal in probes.refusals(replace(subject, adapter=replace(adapter, lacks=lacks))).items():
+        lacks.setdefault(feature, f"it refuses: {refusal}")
     if not probes.has_onnx():
-        lack("onnx", "onnx is not installed: pip install onnx")
+        lacks.setdefault("onnx", "onnx is not installed: pip install onnx")
     return replace(adapter, lacks=lacks)
+
+
+def _not_taken(adapter: Adapter) -> dict[str, str]:
+    """feature -> why, for what has no argument."""
+    lacks = {
+        feature: FEATURES[feature]
+        for feature, taken in {
+            "mask": adapter.mask, "padding": adapter.padding, "bias": adapter.bias, "causal": adapter.causal,
+            "window": adapter.window, "weights": adapter.weights, "scale": "scale" in adapter.names,
+            "softcap": "softcap" in adapter.names, "sinks": "sinks" in adapter.names,
+        }.items() if not taken
+    }  # fmt: skip
+    if type(adapter) is Adapter:  # a function of q, k and v
+        around = ("projections", "biases", "cache", "wide-heads", "dropout")
+        lacks |= dict.fromkeys(around, FEATURES["projections"])
+    return lacks
+
+
+def _not_held(adapter: Adapter) -> dict[str, str]:
+    """feature -> why, for what its axes or its arrays cannot hold."""
+    lacks: dict[str, str] = {}
+    if not has_heads(adapter.layout, packed=adapter.packed):
+        lacks |= dict.fromkeys(("heads", "grouped", "multi-query", "mask-heads"), "works on one head")
+    if not has_batch(adapter.layout):
+        lacks |= dict.fromkeys(("batch", "mask-samples"), "works on one sequence")
+    if adapter.mask_axes not in ("bhts", "nts"):
+        lacks.setdefault("mask-heads", f"its mask is {MASK_AXES[adapter.mask_axes]}")
+    if adapter.mask_axes == "ts":
+        lacks.setdefault("mask-samples", "its mask is (queries, keys), the same for all sequences")
+    if adapter.framework == "numpy":
+        lacks |= {"gradients": "numpy arrays have no gradients", "bfloat16": "numpy has no bfloat16"}
+    return lacks

@@ -8,41 +8,51 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from manyheads.errors import CheckpointError, SpecError
 
-__all__ = ["SETTINGS", "load", "settings_of"]
+__all__ = ["SETTINGS", "Loaded", "load", "settings_of"]
 
 SETTINGS = ("layout", "mask", "names", "no", "require", "fixed", "dtype", "tolerance")
 """What MANYHEADS_CHECK may hold."""
 
 
-def load(path: str, name: str) -> tuple[Callable[..., Any], ModuleType]:
-    """The function `name` (dots allowed) of the file, and its module. CheckpointError with one line otherwise."""
+@dataclass(frozen=True)
+class Loaded:
+    """What stands in the file under a name: a function, a class or an object that can be called; its module; and the class
+    of a method that wants an object, None for all others."""
+
+    thing: Any
+    module: ModuleType
+    name: str
+    owner: type | None = None
+
+
+def load(path: str, name: str) -> Loaded:
+    """What `name` (dots allowed) of the file is. CheckpointError with one line where it is nothing that can be called."""
     module = _module(path)
     found: Any = module
+    owner: Any = None
     for part in name.split("."):
-        found = getattr(found, part, None)
+        owner, found = found, getattr(found, part, None)
         if found is None:
             raise CheckpointError(f"{path} has no function {name!r}; {_functions(module)}")
-    if inspect.isclass(found):
-        raise CheckpointError(
-            f"{name} in {path} is a class; a function of q, k and v is needed: write one that calls it (docs/check.md)"
-        )
-    if not callable(found):
+    if not callable(found) and not callable(getattr(found, "forward", None)):
         raise CheckpointError(f"{name} in {path} is a {type(found).__name__}, not a function; {_functions(module)}")
-    return found, module
+    wants_object = inspect.isclass(owner) and inspect.isfunction(inspect.getattr_static(owner, name.rpartition(".")[2]))
+    return Loaded(found, module, name, owner if wants_object else None)
 
 
-def settings_of(function: Callable[..., Any], module: ModuleType) -> dict[str, Any]:
-    """MANYHEADS_CHECK of the module, then `manyheads_check` of the function over it."""
+def settings_of(loaded: Loaded) -> dict[str, Any]:
+    """MANYHEADS_CHECK of the module, then `manyheads_check` of the function or class over it."""
     made: dict[str, Any] = {}
     for where, value in (
-        ("MANYHEADS_CHECK", getattr(module, "MANYHEADS_CHECK", {})),
-        ("manyheads_check", getattr(function, "manyheads_check", {})),
+        ("MANYHEADS_CHECK", getattr(loaded.module, "MANYHEADS_CHECK", {})),
+        ("manyheads_check", getattr(loaded.thing, "manyheads_check", {})),
     ):
         if not isinstance(value, Mapping):
             raise SpecError(f"{where} must be a dict of {', '.join(SETTINGS)}; found a {type(value).__name__}")
@@ -95,6 +105,7 @@ def _functions(module: ModuleType) -> str:
     names = [
         name
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__ and not name.startswith("_")
     ]
-    return f"its functions are {', '.join(names)}" if names else "it defines no function"
+    return f"its functions and classes are {', '.join(names)}" if names else "it defines no function and no class"

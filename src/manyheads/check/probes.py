@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from manyheads.check.adapter import Adapter, arguments
+from manyheads.check.adapter import Adapter
 from manyheads.check.layouts import packed_shape
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.subject import CallError, Subject, as_tensor
@@ -21,6 +21,7 @@ __all__ = [
     "has_onnx",
     "mask_is",
     "masked_problem",
+    "moves",
     "padding_polarity",
     "refusals",
     "sees_whom",
@@ -72,7 +73,11 @@ def optional_problems(subject: Subject) -> dict[str, Problem]:
 
 def refusals(subject: Subject) -> dict[str, str]:
     """feature -> what the function says when it is asked for something that it may refuse without being wrong."""
-    said = {feature: takes(subject, problem) for feature, problem in optional_problems(subject).items()}
+    lacks = subject.adapter.lacks
+    said = {
+        feature: takes(subject, problem)
+        for feature, problem in optional_problems(subject).items() if feature not in lacks
+    }  # fmt: skip
     try:
         subject.call(square_problem(subject), change=lambda _, x: x.transpose(-1, -2).contiguous().transpose(-1, -2))
     except CallError as error:
@@ -104,6 +109,14 @@ def sees_whom(subject: Subject, problem: Problem) -> Tensor:
     return torch.stack(columns, -1)
 
 
+def moves(subject: Subject) -> bool:
+    """Whether anything moves when a value does: under a mask that hides everything, nothing would."""
+    try:
+        return bool(sees_whom(subject, square_problem(subject)).any())
+    except CallError:
+        return False
+
+
 def _moved(before: Tensor, after: Tensor) -> Tensor:
     return ~torch.isclose(before.double(), after.double(), rtol=1e-6, atol=1e-6, equal_nan=True)
 
@@ -115,7 +128,7 @@ def settle_layout(subject: Subject, *, told: bool) -> tuple[Adapter, str]:
     which several outputs move is that of the tokens.
     """
     adapter, problem = subject.adapter, square_problem(subject)
-    given = arguments(adapter, problem)
+    given = subject.arguments(problem)
     out = _raw(subject, given)
     shape = tuple(problem.q.shape)
     fits = [order for order in _orders(adapter.layout) if packed_shape(shape, order) == tuple(out.shape)]
@@ -128,7 +141,7 @@ def settle_layout(subject: Subject, *, told: bool) -> tuple[Adapter, str]:
         return replace(adapter, out_layout=fits[0]), "told" if told else "tried"
     v = problem.v.clone()
     v[0, 0, 0] += 3.0
-    along = _moved(out, _raw(subject, arguments(adapter, replace(problem, v=v))))
+    along = _moved(out, _raw(subject, subject.arguments(replace(problem, v=v))))
     heads_axis, tokens_axis = (1, 2) if fits[0] == "bhtd" else (2, 1)
     if fits[0] == "btd" or _spread(along, tokens_axis) >= _spread(along, heads_axis):
         return replace(adapter, out_layout=fits[0]), "tried"

@@ -55,6 +55,11 @@ class Problem:
     softcap: float | None = None
     sinks: Tensor | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format in which it is asked."""
+        return self.q.dtype
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors in it, by field."""
         return {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}

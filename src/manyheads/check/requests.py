@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from manyheads.check.adapter import Adapter
 from manyheads.check.case import Case
 from manyheads.check.features import DTYPES, check_words
 from manyheads.check.guess import Wishes
+from manyheads.check.load import Loaded, settings_of
 from manyheads.check.subject import Subject
+from manyheads.check.targets import subject_of
 from manyheads.errors import BackendError, SpecError
 
 __all__ = ["chosen_cases", "subject_and_wishes"]
 
 
-def subject_and_wishes(
-    function: Callable[..., Any], own: Mapping[str, Any], asked: Mapping[str, Any]
-) -> tuple[Subject, Wishes, tuple[str, ...]]:
-    """`own`: the file's MANYHEADS_CHECK; `asked`: the command line, which comes first. Third: the features required."""
+def subject_and_wishes(loaded: Loaded, asked: Mapping[str, Any]) -> tuple[Subject, Wishes, tuple[str, ...]]:
+    """`asked`: the command line, which comes before the file's MANYHEADS_CHECK. Third: the features required."""
+    own = settings_of(loaded)
     no = (*_words(own, "no"), *asked["no"])
     required = (*_words(own, "require"), *asked["require"])
     names, fixed = own.get("names", {}), own.get("fixed", {})
@@ -35,15 +35,16 @@ def subject_and_wishes(
     tolerance = own.get("tolerance") if asked["tolerance"] is None else asked["tolerance"]
     if tolerance is not None and (not isinstance(tolerance, int | float) or not 0 < tolerance < 1):
         raise SpecError(f"the tolerance must lie between 0 and 1, found {tolerance!r}")
-    subject = Subject(
-        function, Adapter(), name=asked["function"].rpartition(".")[2], file=asked["file"], fixed=fixed,
-        device=_device(asked["device"]), dtype=getattr(torch, DTYPES[dtype]), tolerance=tolerance, seed=asked["seed"],
-    )  # fmt: skip
-    return subject, wishes, required
+    options = {
+        "name": asked["function"] if loaded.owner else asked["function"].rpartition(".")[2], "file": asked["file"],
+        "device": _device(asked["device"]), "dtype": getattr(torch, DTYPES[dtype]), "tolerance": tolerance,
+        "seed": asked["seed"],
+    }  # fmt: skip
+    return subject_of(loaded, wishes, options), wishes, required
 
 
-def chosen_cases(cases: Iterable[Case], only: Iterable[str]) -> tuple[Case, ...]:
-    """The cases that are named, or whose suite is; all where nothing is named."""
+def chosen_cases(cases: Iterable[Case], only: Iterable[str], *, with_weights: bool = False) -> tuple[Case, ...]:
+    """The cases that are named, or whose suite is; where nothing is named, all that such a subject may be asked."""
     cases, only = tuple(cases), tuple(only)
     known = {case.name for case in cases} | {case.suite for case in cases}
     strange = [name for name in only if name not in known]
@@ -53,7 +54,9 @@ def chosen_cases(cases: Iterable[Case], only: Iterable[str]) -> tuple[Case, ...]
         close = difflib.get_close_matches(strange[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise SpecError(f"there is no check {strange[0]!r}{hint}; manyheads check --list shows them")
-    return tuple(case for case in cases if not only or case.name in only or case.suite in only)
+    if not only:
+        return tuple(case for case in cases if ("onnx" if with_weights else "projections") not in case.needs)
+    return tuple(case for case in cases if case.name in only or case.suite in only)
 
 
 def _words(own: Mapping[str, Any], key: str) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manyheads.errors import SpecError
 
-__all__ = ["ROLES", "Roles", "polarity_in_name", "read_roles", "signature_of"]
+__all__ = ["ROLES", "Roles", "lengths_as_padding", "polarity_in_name", "read_roles", "role_by_name", "signature_of"]
 
 ROLES: dict[str, tuple[str, ...]] = {
     "q": ("q", "query", "queries", "xq", "query_states", "q_states"),
@@ -19,7 +19,11 @@ ROLES: dict[str, tuple[str, ...]] = {
         "mask", "attn_mask", "attention_mask", "visible", "allowed", "keep", "keep_mask", "visible_mask", "blocked",
         "ignore", "ignore_mask", "blocked_mask", "masked", "src_mask", "tgt_mask", "additive_mask",
     ),
-    "padding": ("padding", "padding_mask", "key_padding_mask", "pad_mask", "key_mask"),
+    "padding": ("padding", "padding_mask", "key_padding_mask", "pad_mask", "key_mask", "src_key_padding_mask"),
+    "lengths": (
+        "valid_lens", "valid_len", "valid_length", "valid_lengths", "lengths", "lens", "seq_lens", "seqlens", "seq_lengths",
+        "key_lengths", "kv_lengths", "sequence_lengths",
+    ),
     "bias": ("bias", "attn_bias", "attention_bias", "position_bias", "pos_bias", "score_bias"),
     "causal": ("causal", "is_causal", "use_causal", "use_causal_mask", "causal_mask", "autoregressive"),
     "window": ("window", "window_size", "sliding_window", "local_window", "local_window_size", "attention_window"),
@@ -28,7 +32,10 @@ ROLES: dict[str, tuple[str, ...]] = {
         "softcap", "soft_cap", "softcapping", "logit_cap", "logit_softcap", "logits_soft_cap", "attn_logit_softcapping",
     ),
     "sinks": ("sinks", "sink", "s_aux", "attention_sinks", "attn_sinks"),
-    "heads": ("num_heads", "n_heads", "n_head", "nhead", "heads", "num_attention_heads", "q_num_heads", "h"),
+    "heads": (
+        "num_heads", "n_heads", "n_head", "nhead", "heads", "num_attention_heads", "q_num_heads", "h", "nheads",
+        "num_head", "n_attention_heads",
+    ),
     "kv_heads": ("num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads", "num_key_value_heads", "kv_num_heads"),
     "grouped": ("enable_gqa",),
     "offset": ("offset", "query_offset", "q_offset", "start_pos", "past_length"),
@@ -63,6 +70,14 @@ class Roles:
 def polarity_in_name(parameter: str) -> str:
     """What a mask's name promises: visible (True = may attend), blocked, additive, or "" where it promises nothing."""
     return next((polarity for polarity, names in _POLARITY.items() if parameter.lower() in names), "")
+
+
+def role_by_name(name: str, default: Any = None) -> str | None:
+    """The role of a parameter, as far as its name and its default tell."""
+    role = _BY_NAME.get(name.lower())
+    if role == "causal" and not isinstance(default, bool) and name.lower() == "causal_mask":
+        return "mask"  # a tensor, by its default
+    return role
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -106,12 +121,22 @@ def read_roles(function: Callable[..., Any], given: Mapping[str, str], fixed: Ma
     )  # fmt: skip
 
 
+def lengths_as_padding(roles: Roles) -> Roles:
+    """Valid lengths are a way to say padding, where there is no padding mask."""
+    if "lengths" not in roles.names or "padding" in roles.names:
+        return roles
+    named = {"lengths": "padding"}
+    return replace(
+        roles, names={named.get(role, role): name for role, name in roles.names.items()},
+        required=tuple(named.get(role, role) for role in roles.required),
+        defaults={named.get(role, role): value for role, value in roles.defaults.items()},
+    )  # fmt: skip
+
+
 def _roles_by_name(parameters: list[inspect.Parameter], given: Mapping[str, str]) -> dict[str, str]:
     names = dict(given)
     for parameter in parameters:
-        role = _BY_NAME.get(parameter.name.lower())
-        if role == "causal" and not isinstance(parameter.default, bool) and parameter.name.lower() == "causal_mask":
-            role = "mask"  # a tensor, by its default
+        role = role_by_name(parameter.name, parameter.default)
         if role is not None and role not in names and parameter.name not in names.values():
             names[role] = parameter.name
     return names

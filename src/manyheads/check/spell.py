@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manyheads.check.adapter import arguments
-
 if TYPE_CHECKING:
     from manyheads.check.problem import Problem
     from manyheads.check.subject import Subject
 
-__all__ = ["call_as_code", "place", "row", "seen_keys"]
+__all__ = [
+    "MOST_NUMBERS",
+    "array_as_code",
+    "call_as_code",
+    "place",
+    "row",
+    "seen_keys",
+    "size_of",
+    "value_as_code",
+]
 
 MOST_NUMBERS = 120
 _DTYPES = {torch.float64: "torch.float64", torch.float16: "torch.float16", torch.bfloat16: "torch.bfloat16"}
@@ -56,22 +63,25 @@ def _ranges(keys: list[int]) -> str:
 
 def call_as_code(subject: Subject, problem: Problem) -> str:
     """Python that makes the call again with a prepared problem; where it would be long, what the call holds."""
-    given: dict[str, Any] = {**arguments(subject.adapter, problem), **subject.fixed}
+    given: dict[str, Any] = {**subject.arguments(problem), **subject.fixed}
     arrays = {name: value for name, value in given.items() if hasattr(value, "shape")}
-    if sum(_size(value) for value in arrays.values()) > MOST_NUMBERS:
+    if sum(size_of(value) for value in arrays.values()) > MOST_NUMBERS:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in arrays.items())
         return f"too long to print: {shapes}; seed {subject.seed}"
-    lines = [f"{name} = {_array(value)}" for name, value in arrays.items()]
-    words = [f"{name}={name}" if name in arrays else f"{name}={_value(value)}" for name, value in given.items()]
+    lines = [f"{name} = {array_as_code(value)}" for name, value in arrays.items()]
+    words = [f"{name}={name}" if name in arrays else f"{name}={value_as_code(value)}" for name, value in given.items()]
     return "\n".join([*lines, f"{subject.name}({', '.join(words)})"])
 
 
-def _size(value: Any) -> int:
+def size_of(value: Any) -> int:
+    """How many numbers."""
     return int(value.numel()) if isinstance(value, Tensor) else int(value.size)
 
 
-def _array(value: Any) -> str:
+def array_as_code(value: Any) -> str:
+    """A tensor or an array, in the words of its library."""
     if isinstance(value, Tensor):
+        value = value.detach()
         dtype = _DTYPES.get(value.dtype)
         return _filled(value, "torch", f", dtype={dtype}" if dtype else "")
     tensor = torch.from_numpy(value)
@@ -98,7 +108,8 @@ def _nested(value: Any, library: str) -> str:
     return text if "." in text or "e" in text else f"{text}."
 
 
-def _value(value: Any) -> str:
+def value_as_code(value: Any) -> str:
+    """A number or a yes."""
     return f"{value:.9g}" if isinstance(value, float) else repr(value)
 
 

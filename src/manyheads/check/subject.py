@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from manyheads.check.problem import Problem, Sizes, answer, answer_weights
 from manyheads.check.spell import call_as_code
 from manyheads.check.twins import Twin, diagnose
 
-__all__ = ["TOLERANCES", "CallError", "Subject"]
+__all__ = ["TOLERANCES", "CallError", "Subject", "UnfitError", "as_tensor", "called"]
 
 # how far a value may be off, relative to 1 + the largest expected value
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -30,6 +31,13 @@ class CallError(Exception):
         super().__init__(message)
         self.kind = kind
         self.line = line
+
+
+class UnfitError(CallError):
+    """A problem that cannot be put to this subject; the text says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, kind="unfit")
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,9 @@ class Subject:
     def prepare(self, problem: Problem) -> Problem:
         """The problem in the dtype and on the device of the test, causal where the function always is."""
         problem = problem.to(self.dtype, self.device)
+        if problem.keep is not None and self.adapter.padding == "lengths":  # padding is at the end, so many tokens are before it
+            keys = torch.arange(problem.keep.shape[-1], device=problem.keep.device)
+            problem = replace(problem, keep=keys < problem.keep.sum(-1, keepdim=True))
         return replace(problem, causal=True) if self.adapter.causal == "always" else problem
 
     def allowed(self, expected: Tensor, dtype: torch.dtype | None = None) -> float:
@@ -70,13 +81,23 @@ class Subject:
         finite = expected[expected.isfinite()]
         return share * (1.0 + (finite.abs().max().item() if finite.numel() else 0.0))
 
+    def arguments(
+        self, problem: Problem, *, weights: bool = False, change: Callable[[str, Tensor], Tensor] | None = None
+    ) -> dict[str, Any]:
+        """parameter -> value for one call."""
+        return arguments(self.adapter, problem, weights=weights, change=change)
+
     def call(self, problem: Problem, *, change: Callable[[str, Tensor], Tensor] | None = None) -> Tensor:
         """The output as (b, h, t, v), in the dtype it came in."""
-        return self.output(self.run(arguments(self.adapter, problem, change=change)), problem)
+        return self.answered(problem, self.arguments(problem, change=change))
+
+    def answered(self, problem: Problem, given: Mapping[str, Any]) -> Tensor:
+        """The output of a call with these arguments, as (b, h, t, v)."""
+        return self.output(self.run(given), problem)
 
     def weights(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """The output and the returned weights, the weights as they are."""
-        made = self.run(arguments(self.adapter, problem, weights=True))
+        made = self.run(self.arguments(problem, weights=True))
         if not isinstance(made, tuple | list) or len(made) < 2:
             raise CallError(f"returned {_kind(made)} where (output, weights) was asked for", kind="no weights")
         return self.output(made, problem), as_tensor(made[1])
@@ -101,16 +122,8 @@ class Subject:
         """What the function returns for these parameters; CallError for whatever it raises."""
         named = {**given, **self.fixed}
         positional = [named.pop(name) for name in self.adapter.positional if name in named]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return self.function(*positional, **named)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # sys.exit in their code is a fault of this case
-            raise CallError(_said(error), kind=type(error).__name__, line=self._line(error)) from error
-        finally:
-            self.beat()
+        with called(self):
+            return self.function(*positional, **named)
 
     def output(self, made: Any, problem: Problem) -> Tensor:
         """The first thing returned, in our layout; CallError where its shape is not the one it should have."""
@@ -121,9 +134,21 @@ class Subject:
             raise CallError(f"an output of shape {tuple(out.shape)}, expected {wanted}", kind="shape")
         return unpack(out, self.adapter.out_layout, h)
 
-    def _line(self, error: BaseException) -> int | None:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.file]
-        return lines[-1] if lines else None
+
+@contextlib.contextmanager
+def called(subject: Subject) -> Iterator[None]:
+    """Around everything that runs the user's code: CallError for whatever it raises, no warnings, a sign of life after."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit in their code is a fault of this case
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == subject.file]
+        raise CallError(_said(error), kind=type(error).__name__, line=lines[-1] if lines else None) from error
+    finally:
+        subject.beat()
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -56,8 +56,9 @@ def _taken_rows(answers: Answers) -> list[tuple[str, str, str]]:
     def known(key: str) -> str:
         return _KNOWN.get(answers.known.get(key, ""), "")
 
-    packed = taken["layout"] == "btd" and "heads" in names
-    layout = "(batch, tokens, heads x dim)" if packed else LAYOUTS[taken["layout"]]
+    layout = LAYOUTS[taken["layout"]]
+    if taken["layout"] in ("btd", "tbd") and "heads" in names:
+        layout = layout.replace("dim", "heads x dim")
     out = layout if taken["out_layout"] == taken["layout"] else LAYOUTS[taken["out_layout"]]
     mask = f"{names['mask']}: {POLARITIES[taken['mask']]}; {MASK_AXES[taken['mask_axes']]}" if taken["mask"] else ""
     bias = {"": "", "mask": f"{names.get('mask')}, as numbers", "bias": names.get("bias", "")}[taken["bias"]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from manyheads.check import faults
 from manyheads.check.problem import Problem, answer, default_scale, seen
 
-__all__ = ["TWINS", "Twin", "diagnose"]
+__all__ = ["TWINS", "Twin", "diagnose", "recognise"]
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,26 @@ class Twin:
 
     name: str
     says: str
-    output: Callable[[Problem], Tensor]
+    output: Callable[[Any], Tensor]
     resembles: tuple[str, ...] = ()
 
 
 def diagnose(problem: Problem, found: Tensor, allowed: float, *, suspects: tuple[str, ...] = ()) -> Twin | None:
-    """The twin whose output `found` is, if any; those of `suspects` are tried first, in their order.
+    """The twin whose output `found` is, if any; those of `suspects` are tried first, in their order."""
+    return recognise(TWINS, problem, answer(problem), found, allowed, suspects=suspects)
+
+
+def recognise(
+    known: Iterable[Twin], problem: Problem, right: Tensor, found: Tensor, allowed: float, *, suspects: tuple[str, ...] = ()
+) -> Twin | None:
+    """The first of the known twins whose output `found` is, and that is not `right`.
 
     Rows of NaN are told from rows of zeros where there is a twin for each, and else taken for rows that see nothing.
     """
-    right, exact, lenient = answer(problem), problem.to(torch.float64), _without_nan_rows(found)
-    suspected = sorted((twin for twin in TWINS if twin.name in suspects), key=lambda twin: suspects.index(twin.name))
+    exact, lenient, known = problem.to(torch.float64), _without_nan_rows(found), tuple(known)
+    suspected = sorted((twin for twin in known if twin.name in suspects), key=lambda twin: suspects.index(twin.name))
     something = bool(found.isfinite().any())
-    for twins, outputs in ((suspected, (found, lenient)), (TWINS, (found,)), (TWINS if something else (), (lenient,))):
+    for twins, outputs in ((suspected, (found, lenient)), (known, (found,)), (known if something else (), (lenient,))):
         for twin in twins:
             wrong = twin.output(exact)
             alike = any(_close(wrong, output, allowed) for output in outputs)

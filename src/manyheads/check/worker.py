@@ -91,30 +91,31 @@ def _beats(say: Say) -> Callable[[], None]:
 
 
 def _answer(request: Mapping[str, Any], say: Say) -> None:
-    from manyheads.check.adapter import Adapter
     from manyheads.check.catalogue import CASES
     from manyheads.check.examine import examine_all
-    from manyheads.check.guess import guess
-    from manyheads.check.load import load, settings_of
+    from manyheads.check.load import load
+    from manyheads.check.multihead.adapter import adapter_from
+    from manyheads.check.multihead.subject import MultiheadSubject
     from manyheads.check.requests import chosen_cases, subject_and_wishes
     from manyheads.check.subject import CallError
+    from manyheads.check.targets import adapter_of
     from manyheads.errors import CheckpointError
 
     say({"ready": True})
     path = os.path.abspath(request["file"])
-    function, module = load(path, request["function"])
-    subject, wishes, required = subject_and_wishes(function, settings_of(function, module), {**request, "file": path})
-    cases = chosen_cases(CASES, request["only"])
+    loaded = load(path, request["function"])
+    subject, wishes, required = subject_and_wishes(loaded, {**request, "file": path})
+    cases = chosen_cases(CASES, request["only"], with_weights=isinstance(subject, MultiheadSubject))
     say({"loaded": True})
     if request["adapter"] is None:
         try:
-            adapter, known = guess(replace(subject, beat=_beats(say)), wishes)
+            adapter, known = adapter_of(replace(subject, beat=_beats(say)), wishes)
         except CallError as error:
             where = f" (line {error.line})" if error.line else ""
             raise CheckpointError(f"{request['function']} cannot be called: {error}{where}") from error
         say({"taken": adapter.to_data(), "known": known, "fixed": sorted(subject.fixed)})
     else:
-        adapter = Adapter.from_data(request["adapter"])
+        adapter = adapter_from(request["adapter"])
     subject = replace(subject, adapter=adapter)
     asked = request["cases"] if request["cases"] is not None else [case.name for case in cases]
     facts = ("name", "suite", "proves", "needs", "resembles")

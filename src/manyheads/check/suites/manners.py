@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.check.adapter import arguments, roles_given
+from manyheads.check.adapter import roles_given
 from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.spell import place, row
@@ -129,10 +129,10 @@ def repeated(subject: Subject, problem: Problem) -> Finding | Skip | None:
 
 def untouched(subject: Subject, problem: Problem) -> Finding | Skip | None:
     """The caller's tensors hold after the call what they held before."""
-    given = arguments(subject.adapter, subject.prepare(problem))
+    problem = subject.prepare(problem)
+    given = subject.arguments(problem)
     before = {name: as_tensor(value).clone() for name, value in given.items() if hasattr(value, "shape")}
-    made = subject.run(given)
-    subject.output(made, problem)
+    subject.answered(problem, given)
     roles = roles_given(subject.adapter, {name: name for name in before})
     for role, name in roles.items():
         if not torch.equal(before[name], as_tensor(given[name])):

@@ -1,0 +1,112 @@
+"""A sequence put to an object a few tokens at a time, its cache handed on; and what a wrong cache shows.
+
+Caches come in two ways: given to a call and returned by it, or kept inside of the object. What is given first is None;
+what is given next is what came back beside the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.check.multihead.problem import Multihead, join, remade
+from manyheads.check.multihead.subject import MultiheadSubject
+from manyheads.check.problem import answer
+from manyheads.check.subject import CallError, called
+
+__all__ = ["by_steps", "explained_by_steps", "settle_cache"]
+
+_RESETS = ("reset_cache", "clear_cache", "reset_kv_cache", "reset", "empty_cache", "init_cache")
+
+
+def settle_cache(subject: MultiheadSubject, problem: Multihead) -> str:
+    """ "passed" or "kept" as its cache works, "" where a call with it gives no output or no cache."""
+    try:
+        by_steps(subject, subject_problem(subject, problem), [2, 1])
+    except CallError:
+        return ""
+    return "passed" if "cache" in subject.adapter.names else "kept"
+
+
+def subject_problem(subject: MultiheadSubject, problem: Multihead) -> Multihead:
+    """The problem prepared and causal."""
+    prepared = subject.prepare(replace(problem, causal=True))
+    assert isinstance(prepared, Multihead)
+    return prepared
+
+
+def by_steps(subject: MultiheadSubject, problem: Multihead, sizes: list[int]) -> Tensor:
+    """The outputs (b, 1, t, n) of calls with so many tokens each. CallError where a call returns no cache."""
+    outs, past, at = [], None, 0
+    thing = subject.ready_object(problem) if subject.adapter.kind != "function" else None
+    _reset(subject, thing)
+    for number, size in enumerate(sizes):
+        part = remade(problem, x=problem.x[:, at : at + size])
+        given = subject.arguments(part) | _of_cache(subject, past, at)
+        made = subject.run_in(thing, problem, given)
+        outs.append(subject.output(made, part))
+        past = _returned(subject, made) if "cache" in subject.adapter.names else None
+        if past is None and "cache" in subject.adapter.names and number + 1 < len(sizes):
+            raise CallError("returned no cache beside the output", kind="no cache")
+        at += size
+    return torch.cat(outs, 2)
+
+
+def _reset(subject: MultiheadSubject, thing: Any) -> None:
+    """Empties what the object keeps, by its own method; without one, what it holds is a fault of its own."""
+    for name in _RESETS:
+        if callable(getattr(thing, name, None)):
+            with called(subject):
+                getattr(thing, name)()
+            return
+
+
+def _of_cache(subject: MultiheadSubject, past: Any, at: int) -> dict[str, Any]:
+    names = subject.adapter.names
+    values = {"cache": past, "use_cache": True, "offset": at}
+    return {names[role]: value for role, value in values.items() if role in names}
+
+
+def _returned(subject: MultiheadSubject, made: Any) -> Any:
+    """What came back beside the output and is a cache: the last thing that is no map of weights."""
+    rest = list(made[1:]) if isinstance(made, tuple | list) else []
+    rest = [thing for thing in rest if thing is not None]
+    if len(rest) == 2 and all(hasattr(thing, "shape") for thing in rest):  # y, k, v
+        return (rest[0], rest[1])
+    nested = [thing for thing in rest if not hasattr(thing, "shape")]
+    return nested[-1] if nested else (rest[-1] if rest else None)
+
+
+def explained_by_steps(problem: Multihead, found: Tensor, allowed: float) -> tuple[str, str]:
+    """Name and explanation of what a wrong cache shows, by which tokens each step sees."""
+    for name, says, visible in _views(problem.q.shape[2]):
+        core = replace(problem.core, causal=False, visible=visible[None, None])
+        wrong = join(answer(core), problem)[:, None]
+        if torch.allclose(wrong, found.double(), rtol=0.0, atol=allowed, equal_nan=True):
+            return name, says
+    return "steps differ", "a token with a cache must give what the whole sequence gave"
+
+
+def _views(tokens: int) -> Iterator[tuple[str, str, Tensor]]:
+    seen = torch.ones(tokens, tokens, dtype=torch.bool)
+    yield (
+        "cache ignored", "a step sees its own token alone: what was kept is overwritten, or never read; new keys and values are "
+        "appended to those before", torch.eye(tokens, dtype=torch.bool),
+    )  # fmt: skip
+    first = torch.zeros_like(seen)
+    first[:, 0] = True
+    yield (
+        "causal top-left", "a step sees the first token alone: the causal mask starts at the top-left corner, where with a cache "
+        "the query is the last position", first,
+    )  # fmt: skip
+    yield "new token missing", "a step sees what was kept, and not its own token", seen.tril(-1)
+    yield "cache of one token", "a step sees its own token and the one before: the cache holds the last token only", seen.tril().triu(-1)
+    late = seen.tril()
+    late[1:, 0] = False
+    yield "first token lost", "the first token is missing from the cache", late
+    yield "causal ignored", "tokens of one call see each other's future", seen
+
