@@ -26,7 +26,7 @@ def problem_of(name: str, seed: int = 0) -> Problem:
 
 
 def test_every_case_has_a_name_of_its_own_and_known_features_and_threads() -> None:
-    assert len({case.name for case in CASES}) == len(CASES) == 65
+    assert len({case.name for case in CASES}) == len(CASES) == 82
     assert {case.suite for case in CASES} & {case.name for case in CASES} == {"onnx"}  # --only takes both
     for case in CASES:
         assert re.fullmatch(r"[a-z0-9-]+", case.name)

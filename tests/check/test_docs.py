@@ -12,6 +12,9 @@ pytest.importorskip("torch")
 from manyheads.check.catalogue import CASES
 from manyheads.check.features import FEATURES, LAYOUTS, POLARITIES, WEAK
 from manyheads.check.load import SETTINGS
+from manyheads.check.multihead.construct import BUILT
+from manyheads.check.multihead.signature import CALLED
+from manyheads.check.multihead.twins import TWINS as OF_MULTIHEAD
 from manyheads.check.signature import ROLES
 from manyheads.check.twins import TWINS
 from manyheads.cli.main import build_parser
@@ -42,8 +45,12 @@ def test_weaknesses_are_explained_and_are_those_that_judges_name() -> None:
 
 
 def test_roles_and_their_names_are_all_there() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|$", PAGE, re.M))
-    assert {role: tuple(re.findall(r"`(\w+)`", names)) for role, names in rows.items()} == ROLES
+    of_heads, of_calls, of_constructors = (
+        dict(re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|$", part, re.M))
+        for part in re.split(r"^In c", PAGE.partition("## Names")[2], flags=re.M)
+    )
+    for rows, table in ((of_heads, ROLES), (of_calls, CALLED), (of_constructors, BUILT)):
+        assert {role: tuple(re.findall(r"`(\w+)`", names)) for role, names in rows.items()} == table
 
 
 def test_settings_and_options_are_explained() -> None:
@@ -55,7 +62,10 @@ def test_settings_and_options_are_explained() -> None:
 
 def test_figures() -> None:
     assert f"puts {len(CASES)} questions" in PAGE
-    assert f"one fault each, {len(TWINS)} of them" in PAGE
+    assert (
+        f"one fault each, {len(TWINS)} of them, and for multi-head attention {len(OF_MULTIHEAD) - len(TWINS)} more"
+        in PAGE
+    )
     assert "and 15 more in that file" in PAGE
     wrong = (Path(__file__).parent.parent.parent / "examples/check/wrong.py").read_text()
     assert wrong.count("\ndef ") == 16

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 pytest.importorskip("torch")
 from check_support import ASKED
-from manyheads.check.load import load, settings_of
+from manyheads.check.load import Loaded, load, settings_of
 from manyheads.check.requests import chosen_cases, subject_and_wishes
 from manyheads.errors import ManyheadsError
 
@@ -19,6 +21,7 @@ other.manyheads_check = {"mask": "blocked"}
 class Attention:
     @staticmethod
     def inside(q, k, v): return q
+    def of_an_object(self, q, k, v): return q
 three = 3
 """
 
@@ -35,23 +38,25 @@ def file(tmp_path):
 
 def test_functions_and_what_is_in_classes(file) -> None:
     path = file(GOOD)
-    assert load(path, "attention")[0].__name__ == "attention"
-    assert load(path, "Attention.inside")[0].__name__ == "inside"
+    assert load(path, "attention").thing.__name__ == "attention"
+    assert load(path, "Attention.inside").thing.__name__ == "inside"
+    assert load(path, "Attention.inside").owner is None
+    assert load(path, "Attention").thing.__name__ == "Attention"
+    assert load(path, "Attention.of_an_object").owner.__name__ == "Attention"
 
 
 def test_a_file_called_torch_does_not_stand_for_torch(file) -> None:
     import sys
 
     before = sys.modules["torch"]
-    assert load(file("def f(q, k, v): return q\n", "torch.py"), "f")[0].__name__ == "f"
+    assert load(file("def f(q, k, v): return q\n", "torch.py"), "f").thing.__name__ == "f"
     assert sys.modules["torch"] is before
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("atention", "has no function 'atention'; its functions are attention, other"),
-        ("Attention", "is a class; a function of q, k and v is needed"),
+        ("atention", "has no function 'atention'; its functions are attention, other; its classes are Attention"),
         ("three", "is a int, not a function"),
         ("Attention.outside", "has no function 'Attention.outside'"),
     ],
@@ -85,19 +90,19 @@ def test_a_file_that_is_no_python(file) -> None:
 
 def test_settings_of_the_module_and_of_the_function_over_them(file) -> None:
     path = file(GOOD)
-    assert settings_of(*load(path, "attention"))["mask"] == "visible"
-    assert settings_of(*load(path, "other"))["mask"] == "blocked"
-    assert settings_of(*load(path, "other"))["no"] == ["window"]
+    assert settings_of(load(path, "attention"))["mask"] == "visible"
+    assert settings_of(load(path, "other"))["mask"] == "blocked"
+    assert settings_of(load(path, "other"))["no"] == ["window"]
 
 
 def test_the_command_line_comes_before_the_file(file) -> None:
-    function, module = load(file(GOOD), "attention")
+    loaded = load(file(GOOD), "attention")
     asked = {**ASKED, "file": "mine.py", "function": "attention"}
-    subject, wishes, _ = subject_and_wishes(function, settings_of(function, module), asked)
+    subject, wishes, _ = subject_and_wishes(loaded, asked)
     assert (wishes.mask, wishes.no, wishes.names, wishes.fixed) == ("visible", ("window",), {"q": "a"}, {"x": 1})
     assert subject.tolerance == 1e-3
     told = {**asked, "mask": "additive", "no": ["causal"], "names": {"q": "b"}, "tolerance": 1e-2, "dtype": "fp64"}
-    subject, wishes, _ = subject_and_wishes(function, settings_of(function, module), told)
+    subject, wishes, _ = subject_and_wishes(loaded, told)
     assert (wishes.mask, wishes.no, wishes.names) == ("additive", ("window", "causal"), {"q": "b"})
     assert (subject.tolerance, str(subject.dtype)) == (1e-2, "torch.float64")
 
@@ -116,14 +121,15 @@ def test_the_command_line_comes_before_the_file(file) -> None:
     ],
 )
 def test_settings_that_cannot_be(file, settings, message) -> None:
-    function, module = load(file(f"MANYHEADS_CHECK = {settings}\ndef f(q, k, v): return q\n"), "f")
+    loaded = load(file(f"MANYHEADS_CHECK = {settings}\ndef f(q, k, v): return q\n"), "f")
     with pytest.raises(ManyheadsError, match=message):
-        subject_and_wishes(function, settings_of(function, module), {**ASKED, "file": "", "function": "f"})
+        subject_and_wishes(loaded, {**ASKED, "file": "", "function": "f"})
 
 
 def test_a_device_that_is_not_there() -> None:
+    loaded = Loaded(len, types.ModuleType("nothing"), "len")
     with pytest.raises(ManyheadsError, match="the device 'abacus' cannot be used"):
-        subject_and_wishes(len, {}, {**ASKED, "file": "", "function": "f", "device": "abacus"})
+        subject_and_wishes(loaded, {**ASKED, "file": "", "function": "f", "device": "abacus"})
 
 
 def test_cases_are_chosen_by_name_and_by_suite() -> None:

@@ -118,7 +118,7 @@ def test_the_list_needs_no_file(capsys) -> None:
     status, out, err = run(capsys, "--list", "--json")
     data = json.loads(out)
     assert (status, err, data["schema"]) == (0, "", "manyheads.check-list/1")
-    assert len(data["checks"]) == 65
+    assert len(data["checks"]) == 82
     assert data["checks"][0] == {
         "name": "values", "suite": "basics", "proves": "softmax(q k^T / sqrt(dim)) v, for each sequence and head",
         "needs": [], "resembles": ["pytorch/pytorch#119811"],

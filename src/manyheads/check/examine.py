@@ -16,7 +16,7 @@ from manyheads.errors import ManyheadsError
 __all__ = ["examine", "examine_all"]
 
 MOST_TRIES = 400
-MOST_SECONDS = 3.0
+MOST_SECONDS = 1.5
 
 
 def examine_all(
@@ -68,18 +68,22 @@ def examine(
 
 def _first_fault(subject: Subject, case: Case) -> tuple[Finding | Skip | Note | None, Sizes]:
     """The judgement on the sizes of the case, and the sizes that show it: a fault where there is one, else a weakness."""
-    full = subject.fit(case.full)
+    full = _fit(subject, case, case.full)
     found = judge(subject, case, full)
     if isinstance(found, Skip) or _is_fault(found):
         return found, full
     weak, at = found, full
-    for sizes in dict.fromkeys(subject.fit(sizes) for sizes in case.also):
+    for sizes in dict.fromkeys(_fit(subject, case, sizes) for sizes in case.also):
         another = judge(subject, case, sizes)
         if _is_fault(another):
             return another, sizes
         if isinstance(another, Finding) and not isinstance(weak, Finding):
             weak, at = another, sizes
     return weak, at
+
+
+def _fit(subject: Subject, case: Case, sizes: Sizes) -> Sizes:
+    return subject.fit(sizes, projected="projections" in case.needs)
 
 
 def _is_fault(found: Finding | Skip | Note | None) -> bool:
@@ -119,7 +123,7 @@ def _smallest(subject: Subject, case: Case, sizes: Sizes, first: Finding) -> Fin
     """The same fault on the smallest sizes that show it, sought for a few seconds."""
     suspicious, end = replace(subject, suspects=(first.cause, *subject.suspects)), time.perf_counter() + MOST_SECONDS
     tried = 0
-    for less in smaller(sizes, subject.fit(case.least), case.valid):
+    for less in smaller(sizes, _fit(subject, case, case.least), case.valid):
         if tried >= MOST_TRIES or time.perf_counter() > end or less.elements >= sizes.elements:
             break
         tried += 1

@@ -21,9 +21,11 @@ __all__ = [
     "frontier",
     "hidden_by_rule",
     "inverted_mask",
+    "lengths_tiled",
     "merged_without_transpose",
     "open_on_empty",
     "outside_window",
+    "padded_queries",
     "resized_window",
     "reversed_causal",
     "rule_or_mask",
@@ -160,6 +162,23 @@ def rule_or_mask(p: Problem) -> Tensor:
 def first_head_only(p: Problem) -> Tensor:
     """The first key/value head for all query heads, where there are several."""
     return answer(replace(p, k=p.k[:, :1], v=p.v[:, :1]))
+
+
+def lengths_tiled(p: Problem) -> Tensor:
+    """Row i of (batch x heads) with the padding of sequence i mod batch."""
+    (b, h, _, _), s = p.q.shape, p.k.shape[2]
+    if p.keep is None or b == 1:
+        return answer(p)
+    at = (torch.arange(b * h) % b).view(b, h)
+    kept = p.keep.cpu()[at].view(b, h, 1, s)
+    return written(p, visible=seen(replace(p, keep=None)) & kept)
+
+
+def padded_queries(p: Problem) -> Tensor:
+    """The padding along the queries."""
+    if p.keep is None or p.q.shape[2] != p.k.shape[2]:
+        return answer(p)
+    return written(p, visible=seen(replace(p, keep=None)) & p.keep.cpu()[:, None, :, None])
 
 
 def weights_transposed(p: Problem) -> Tensor:

@@ -95,7 +95,7 @@ def _first_call(subject: Subject, roles: Roles, wishes: Wishes) -> tuple[Adapter
     raise next((error for error in likely if error.line is not None), likely[0])
 
 
-def always_given(adapter: Adapter, wishes: Wishes) -> Iterator[Adapter]:
+def always_given(adapter: _A, wishes: Wishes) -> Iterator[_A]:
     """Ways to give a mask and a padding that are required and must not be None, where they hide nothing."""
     needed = tuple(role for role in ("mask", "padding") if role in adapter.required)
     stated = wishes.mask or polarity_in_name(adapter.names.get("mask", ""))
@@ -153,11 +153,19 @@ def _mask(subject: Subject, wishes: Wishes) -> tuple[Adapter, str]:
             tried = replace(adapter, mask=polarity, mask_axes=choice)
             if probes.mask_is(replace(subject, adapter=tried)):
                 return tried, ("told" if wishes.mask else "name") if stated else "tried"
+    takes: list[Adapter] = []
     for choice in axes:
-        for polarity in [stated] if stated else dict.fromkeys([adapter.mask or "visible", "visible", "additive"]):
+        for polarity in (
+            [stated] if stated else dict.fromkeys([adapter.mask or "visible", "visible", "blocked", "additive"])
+        ):
             tried = replace(adapter, mask=polarity, mask_axes=choice)
-            if probes.takes(replace(subject, adapter=tried), probes.masked_problem(subject)) is None:
-                return tried, ("told" if wishes.mask else "name") if stated else "default"
+            asked = replace(subject, adapter=tried)
+            if probes.takes(asked, probes.masked_problem(asked)) is None:
+                takes.append(tried)
+                if probes.has_a_known_fault(asked, probes.masked_problem(asked)):
+                    return tried, ("told" if wishes.mask else "name") if stated else "tried"
+    if takes:
+        return takes[0], ("told" if wishes.mask else "name") if stated else "default"
     return replace(adapter, mask=stated or "visible", mask_axes=axes[0]), "default"
 
 

@@ -11,6 +11,7 @@ from manyheads.check.case import Finding, Judge, Note, Skip
 from manyheads.check.problem import Problem, seen
 from manyheads.check.spell import place, row, seen_keys
 from manyheads.check.subject import CallError, Subject
+from manyheads.check.twins import Twin
 
 __all__ = ["differs", "explained", "may_refuse", "refuses", "sees", "shortest", "values", "weights"]
 
@@ -47,16 +48,16 @@ def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = F
     """
     expected = subject.answer(problem)
     allowed = subject.allowed(expected)
-    found = found.double()
+    found = found.detach().double()
     off = ~torch.isclose(found, expected.detach(), rtol=0.0, atol=allowed)
     if not bool(off.any()):
         return None
-    index, demand = _first(problem, off)
+    index, demand = _first(subject, problem, off)
 
     def say(values: Tensor) -> str:
         return seen_keys(values, allowed) if keys else row(values)
 
-    twin = subject.twin(problem, found, allowed)
+    twin = subject.twin(problem, found, allowed) or _without_masks(subject, problem)
     at = place(index, tuple(expected.shape))
     return Finding(
         f"{at}: {say(expected[index].detach())}",
@@ -68,13 +69,26 @@ def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = F
     )
 
 
-def _first(problem: Problem, off: Tensor) -> tuple[tuple[int, ...], str]:
+def _without_masks(subject: Subject, problem: Problem) -> Twin | None:
+    """A fault that was found already and is there without the masks as well: what they do on top of it is not known."""
+    if not subject.suspects or (problem.visible is None and problem.keep is None):
+        return None
+    plainly = replace(problem, visible=None, keep=None)
+    try:
+        found = subject.call(plainly)
+    except CallError:
+        return None
+    twin = subject.twin(plainly, found, subject.allowed(subject.answer(plainly)))
+    return twin if twin is not None and twin.name in subject.suspects else None
+
+
+def _first(subject: Subject, problem: Problem, off: Tensor) -> tuple[tuple[int, ...], str]:
     """The first row (b, h, t) with a number that is off, and "": a fault; or "empty-rows" where all such rows see nothing."""
     visible = seen(problem)
     if problem.bias is not None:
         visible = visible & (problem.bias.cpu() > -torch.inf)
     defined = visible.any(-1) if problem.sinks is None else torch.ones(visible.shape[:-1], dtype=torch.bool)
-    if off.shape[1] != defined.shape[1]:  # heads that were joined: a row is defined where all of them are
+    if subject.joins_heads:  # what one head gives is in all numbers of a token
         defined = defined.all(1, keepdim=True)
     faults = off & defined[..., None]
     demand = "" if bool(faults.any()) else "empty-rows"
@@ -100,14 +114,18 @@ def _unexplained(found: Tensor) -> str:
     return f"{bad} of {found.numel()} numbers are NaN or infinite" if bad else ""
 
 
-def weights(subject: Subject, problem: Problem) -> Finding | Skip | None:
+def weights(subject: Subject, problem: Problem) -> Finding | Skip | Note | None:
     """The returned weights are the probabilities of every head, and the output is the same as without them."""
     out, found = subject.weights(problem)
     wrong = differs(subject, problem, out)
     if wrong is not None and not wrong.demand:
         return wrong
     expected = subject.answer_weights(problem)
-    found = _with_all_axes(found, expected)
+    found = _with_all_axes(found.detach(), expected)
+    if (
+        subject.joins_heads and found.shape == expected.mean(1).shape
+    ):  # averaged over the heads, as torch's module gives them
+        found, expected = found[:, None], expected.mean(1, keepdim=True)
     if found.shape != expected.shape:
         average = expected.mean(1)
         averaged = found.shape == average.shape and torch.allclose(
@@ -122,8 +140,8 @@ def weights(subject: Subject, problem: Problem) -> Finding | Skip | None:
     allowed = subject.allowed(expected)
     off = ~torch.isclose(found.double(), expected, rtol=0.0, atol=allowed)
     if not bool(off.any()):
-        return wrong
-    index, demand = _first(problem, off)
+        return wrong or (Note("averaged over the heads") if expected.shape[1] != problem.q.shape[1] else None)
+    index, demand = _first(subject, problem, off)
     if wrong is not None and demand:
         return wrong
     at = place(index, tuple(expected.shape))

@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -102,10 +102,12 @@ def _at(error: BaseException, path: str) -> str:
 
 
 def _functions(module: ModuleType) -> str:
-    names = [
-        name
-        for name, value in vars(module).items()
-        if (inspect.isfunction(value) or inspect.isclass(value))
-        and value.__module__ == module.__name__ and not name.startswith("_")
-    ]
-    return f"its functions and classes are {', '.join(names)}" if names else "it defines no function and no class"
+    def named(kind: Callable[[Any], bool]) -> str:
+        return ", ".join(
+            name for name, value in vars(module).items()
+            if kind(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        )  # fmt: skip
+
+    functions, classes = named(inspect.isfunction), named(inspect.isclass)
+    told = [f"its {what} are {names}" for what, names in (("functions", functions), ("classes", classes)) if names]
+    return "; ".join(told) or "it defines no function"

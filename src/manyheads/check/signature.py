@@ -72,11 +72,13 @@ def polarity_in_name(parameter: str) -> str:
     return next((polarity for polarity, names in _POLARITY.items() if parameter.lower() in names), "")
 
 
-def role_by_name(name: str, default: Any = None) -> str | None:
+def role_by_name(name: str, default: Any = inspect.Parameter.empty) -> str | None:
     """The role of a parameter, as far as its name and its default tell."""
     role = _BY_NAME.get(name.lower())
     if role == "causal" and not isinstance(default, bool) and name.lower() == "causal_mask":
         return "mask"  # a tensor, by its default
+    if role == "dropout" and (default is None or callable(default)) and default is not inspect.Parameter.empty:
+        return None  # a module, by its default
     return role
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyheads.check.adapter import Adapter, arguments
 from manyheads.check.layouts import has_batch, has_heads, packed_shape, unpack
-from manyheads.check.problem import Problem, Sizes, answer, answer_weights
+from manyheads.check.problem import Problem, Sizes, answer, answer_weights, seen
 from manyheads.check.spell import call_as_code
 from manyheads.check.twins import Twin, diagnose
 
@@ -61,8 +61,13 @@ class Subject:
     suspects: tuple[str, ...] = ()
     beat: Callable[[], None] = lambda: None
 
-    def fit(self, sizes: Sizes) -> Sizes:
-        """`sizes` as far as the layout holds several sequences and heads."""
+    @property
+    def joins_heads(self) -> bool:
+        """Whether an output projection mixes the heads of a token."""
+        return False
+
+    def fit(self, sizes: Sizes, *, projected: bool = False) -> Sizes:  # noqa: ARG002 of those that project
+        """`sizes` as far as the layout holds several sequences and heads. `projected`: for a problem of x and weights."""
         if not has_heads(self.adapter.layout, packed=self.adapter.packed):
             sizes = replace(sizes, heads=min(sizes.heads, 1), kv_heads=min(sizes.kv_heads, 1))
         return sizes if has_batch(self.adapter.layout) else replace(sizes, batch=min(sizes.batch, 1))
@@ -70,10 +75,12 @@ class Subject:
     def prepare(self, problem: Problem) -> Problem:
         """The problem in the dtype and on the device of the test, causal where the function always is."""
         problem = problem.to(self.dtype, self.device)
-        if problem.keep is not None and self.adapter.padding == "lengths":  # padding is at the end, so many tokens are before it
+        if (
+            problem.keep is not None and self.adapter.padding == "lengths"
+        ):  # padding is at the end, so many tokens are before it
             keys = torch.arange(problem.keep.shape[-1], device=problem.keep.device)
             problem = replace(problem, keep=keys < problem.keep.sum(-1, keepdim=True))
-        return replace(problem, causal=True) if self.adapter.causal == "always" else problem
+        return _always_causal(problem) if self.adapter.causal == "always" else problem
 
     def allowed(self, expected: Tensor, dtype: torch.dtype | None = None) -> float:
         """How far a value may be from `expected`."""
@@ -133,6 +140,19 @@ class Subject:
         if tuple(out.shape) != wanted:
             raise CallError(f"an output of shape {tuple(out.shape)}, expected {wanted}", kind="shape")
         return unpack(out, self.adapter.out_layout, h)
+
+
+def _always_causal(problem: Problem) -> Problem:
+    """The problem, causal; a row of which mask and causality together would leave nothing sees its own token."""
+    causal = replace(problem, causal=True)
+    visible, shown = problem.visible, seen(causal)
+    if visible is None or problem.q.shape[2] != problem.k.shape[2]:
+        return causal
+    left_empty = visible.any(-1, keepdim=True) & ~shown.any(-1, keepdim=True).all((0, 1), keepdim=True).to(
+        visible.device
+    )
+    own = torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
+    return replace(causal, visible=visible | (left_empty & own))
 
 
 @contextlib.contextmanager

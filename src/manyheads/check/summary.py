@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from manyheads import __version__
@@ -17,6 +18,7 @@ __all__ = ["SCHEMA", "summary"]
 SCHEMA = "manyheads.check/2"
 
 _KNOWN = {"name": "by its name", "tried": "by trying", "told": "as told", "default": "not understood: our default"}
+_PADDING = {**POLARITIES, "lengths": "the number of tokens before the padding"}
 _STATUS = {"pass": "pass", "fail": "WRONG", "weak": "weak", "not tested": ""}
 _FRAMEWORKS = {"torch": "torch tensors", "numpy": "numpy arrays"}
 _SWITCHES = ("scale", "softcap", "sinks", "heads", "kv_heads", "grouped", "offset", "dropout", "training")
@@ -50,28 +52,62 @@ def _taken(answers: Answers) -> Table:
     return Table("How is it called?", (Column("what"), Column("taken"), Column("known")), tuple(rows))
 
 
+_INPUTS = {"x": ("x", "memory"), "x+memory": ("x", "memory"), "qkv": ("q", "k", "v")}
+
+
+def _projections(answers: Answers, known: Callable[[str], str]) -> list[tuple[str, str, str]]:
+    """What is taken of multi-head attention: its kind, where its weights are, what is left out."""
+    taken, names = answers.taken, answers.taken["names"]
+    slots = [slot for slot in taken["slots"] if not slot["is_bias"]]
+    biases = [slot["name"] for slot in taken["slots"] if slot["is_bias"]]
+    where = "\n".join(f"{slot['name']}: W_{slot['role']}, {slot['pattern']}" for slot in slots)
+    built = ", ".join(f"{parameters} ({role})" for role, parameters in taken["built"].items())
+    left = ", ".join([*taken["norms"], *(["x, added behind"] if taken["residual"] else []), *taken["idle"]])
+    handed = {"": "", "passed": f"{names.get('cache')}, given and returned", "kept": "kept in the object"}[
+        taken["cache"]
+    ]
+    inputs = ", ".join(names[role] for role in _INPUTS[taken["inputs"]] if role in names)
+    return [
+        ("what", {"function": "a function of x and weights", "class": "a class, made for each size",
+                  "object": "an object, with its sizes"}[taken["kind"]], _KNOWN["tried"]),
+        ("made with", built, _KNOWN["name"]),
+        ("inputs", f"{inputs}: {LAYOUTS[taken['layout']]}", known("layout")),
+        ("weights", where, known("weights of")),
+        ("biases", ", ".join(biases), _KNOWN["name"]),
+        ("left out", left, _KNOWN["tried"]),
+        ("cache", handed, _KNOWN["tried"]),
+    ]  # fmt: skip
+
+
 def _taken_rows(answers: Answers) -> list[tuple[str, str, str]]:
     taken, names = answers.taken, answers.taken["names"]
 
     def known(key: str) -> str:
         return _KNOWN.get(answers.known.get(key, ""), "")
 
+    heads = _projections(answers, known) if "slots" in taken else []
     layout = LAYOUTS[taken["layout"]]
-    if taken["layout"] in ("btd", "tbd") and "heads" in names:
+    if taken["layout"] in ("btd", "tbd") and "heads" in names and not heads:
         layout = layout.replace("dim", "heads x dim")
     out = layout if taken["out_layout"] == taken["layout"] else LAYOUTS[taken["out_layout"]]
     mask = f"{names['mask']}: {POLARITIES[taken['mask']]}; {MASK_AXES[taken['mask_axes']]}" if taken["mask"] else ""
     bias = {"": "", "mask": f"{names.get('mask')}, as numbers", "bias": names.get("bias", "")}[taken["bias"]]
-    causal = {"": "", "flag": names.get("causal", ""), "always": "always, without being asked"}[taken["causal"]]
+    causal = {
+        "": "",
+        "flag": names.get("causal", taken.get("built", {}).get("causal", "")),
+        "always": "always, without being asked",
+    }[taken["causal"]]
     meaning = {"": "", "keys": "W", "pair": "(W - 1, 0)"}[taken["window"]]
     switches = ", ".join(f"{names[role]}" for role in _SWITCHES if role in names)
+    inputs = "" if heads else f"{names['q']}, {names['k']}, {names['v']}: {layout}"
     return [
         ("arrays", _FRAMEWORKS[taken["framework"]], _KNOWN["tried"]),
-        ("q, k, v", f"{names['q']}, {names['k']}, {names['v']}: {layout}", known("layout")),
+        *heads,
+        ("q, k, v", inputs, known("layout")),
         ("output", out, _KNOWN["tried"]),
         ("mask", mask, known("mask")),
         ("bias", bias, known("bias") or _KNOWN["tried"]),
-        ("padding", f"{names['padding']}: {POLARITIES[taken['padding']]}" if taken["padding"] else "", _KNOWN["tried"]),
+        ("padding", f"{names['padding']}: {_PADDING[taken['padding']]}" if taken["padding"] else "", _KNOWN["tried"]),
         ("causal", causal, known("causal")),
         ("window", f"{names['window']} = {meaning} for W keys" if meaning else "", known("window")),
         ("weights", {"": "", "flag": names.get("weights", ""), "always": "always returned"}[taken["weights"]], ""),

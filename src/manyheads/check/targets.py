@@ -1,10 +1,10 @@
 """What the user named, made into a subject: a function of q, k and v, or multi-head attention with its weights.
 
-    a function of q, k, v             taken as it is
-    a function of x, W_q, W_k, ...    multi-head attention
-    a class                           made with sizes of ours; with weights it is multi-head attention, without it is a
-                                      function of q, k and v; so is a method of a class, called on such an object
-    an object                         as its class, with the sizes that it has
+a function of q, k, v             taken as it is
+a function of x, W_q, W_k, ...    multi-head attention
+a class                           made with sizes of ours; with weights it is multi-head attention, without it is a
+                                  function of q, k and v; so is a method of a class, called on such an object
+an object                         as its class, with the sizes that it has
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from manyheads.check.adapter import Adapter
 from manyheads.check.guess import Wishes, guess
 from manyheads.check.load import Loaded
 from manyheads.check.multihead.adapter import HeadsAdapter
-from manyheads.check.multihead.construct import Plan, Wanted, plan_of
+from manyheads.check.multihead.construct import SMALL, Plan, Wanted, plan_of
 from manyheads.check.multihead.guess import guess_heads
 from manyheads.check.multihead.signature import takes_weights
 from manyheads.check.multihead.state import arrays_of
@@ -29,7 +29,6 @@ from manyheads.errors import CheckpointError
 
 __all__ = ["adapter_of", "subject_of"]
 
-_SMALL = Wanted(d_model=12, heads=2, kv_heads=2, head_dim=6)
 # what a constructor is told of a call with q (b, h, t, d)
 _OF_Q = {
     "head_dim": "q.shape[-1]", "temperature": "q.shape[-1] ** 0.5", "scale": "q.shape[-1] ** -0.5",
@@ -45,7 +44,7 @@ def subject_of(loaded: Loaded, wishes: Wishes, options: Mapping[str, Any]) -> Su
         return _per_call(plan, lambda made: getattr(made, loaded.name.rpartition(".")[2]), wishes, options)
     if inspect.isclass(thing):
         plan = _plan(thing, loaded.module, wishes)
-        made = _made(plan, _SMALL, options)
+        made = _made(plan, SMALL, options)
         if not _has_weights(made):
             return _per_call(plan, caller, wishes, options)
         fixed = _fitting(wishes.fixed, caller(made))
@@ -90,7 +89,7 @@ def _per_call(
     plan: Plan, bound: Callable[[Any], Callable[..., Any]], wishes: Wishes, options: Mapping[str, Any]
 ) -> Subject:
     """A function of q, k and v that makes an object for the sizes of its call, where the constructor asks for sizes."""
-    sample = bound(_made(plan, _SMALL, options))
+    sample = bound(_made(plan, SMALL, options))
     fixed = _fitting(wishes.fixed, sample)
     told = {role: name for role, name in wishes.names.items() if name in signature_of(sample).parameters}
     query = read_roles(sample, told, fixed).names["q"]
@@ -112,7 +111,7 @@ def _per_call(
 def _spelled(plan: Plan, name: str, query: str) -> str:
     """How the object is made in Python, from the name of q."""
     words = [
-        f"{p}={_OF_Q[role].replace('q.', f'{query}.') if role in _OF_Q else repr(_SMALL.value(role))}"
+        f"{p}={_OF_Q[role].replace('q.', f'{query}.') if role in _OF_Q else repr(SMALL.value(role))}"
         for role, parameters in plan.parameters.items() for p in parameters
     ]  # fmt: skip
     owner, dot, method = name.rpartition(".")

@@ -31,11 +31,18 @@ def diagnose(problem: Problem, found: Tensor, allowed: float, *, suspects: tuple
 
 
 def recognise(
-    known: Iterable[Twin], problem: Problem, right: Tensor, found: Tensor, allowed: float, *, suspects: tuple[str, ...] = ()
+    known: Iterable[Twin],
+    problem: Problem,
+    right: Tensor,
+    found: Tensor,
+    allowed: float,
+    *,
+    suspects: tuple[str, ...] = (),
 ) -> Twin | None:
     """The first of the known twins whose output `found` is, and that is not `right`.
 
-    Rows of NaN are told from rows of zeros where there is a twin for each, and else taken for rows that see nothing.
+    Rows of NaN are told from rows of zeros where there is a twin for each, and else taken for rows that see nothing; what
+    such rows give is left out in the end.
     """
     exact, lenient, known = problem.to(torch.float64), _without_nan_rows(found), tuple(known)
     suspected = sorted((twin for twin in known if twin.name in suspects), key=lambda twin: suspects.index(twin.name))
@@ -46,6 +53,22 @@ def recognise(
             alike = any(_close(wrong, output, allowed) for output in outputs)
             if alike and not _close(wrong, right, allowed):
                 return twin
+    return _on_defined_rows(suspected or known, exact, right, found, allowed) if something else None
+
+
+def _on_defined_rows(
+    known: Iterable[Twin], exact: Problem, right: Tensor, found: Tensor, allowed: float
+) -> Twin | None:
+    """The same where rows that see nothing are left out, as the function may give anything there."""
+    defined = seen(exact).any(-1)
+    defined = (defined if defined.shape[1] == found.shape[1] else defined.all(1, keepdim=True))[..., None]
+    if bool(defined.all()):
+        return None
+    right, found = right.masked_fill(~defined, 0.0), found.masked_fill(~defined, 0.0)
+    for twin in known:
+        wrong = twin.output(exact).masked_fill(~defined, 0.0)
+        if _close(wrong, found, allowed) and not _close(wrong, right, allowed):
+            return twin
     return None
 
 
@@ -118,6 +141,10 @@ _TWINS = (
          lambda p: faults.written(p, scale=p.q.shape[1] ** -0.5)),
     Twin("softmax missing", "the scores are used as weights without softmax: the weights of a query do not add up to 1",
          lambda p: faults.written(p, finish=lambda scores, shown: scores.masked_fill(~shown, 0.0))),
+    Twin("lengths tiled over heads", "the lengths are tiled where the heads of a sequence stand together, so that heads get the "
+         "length of another sequence: repeat_interleave(heads), not repeat(heads)", faults.lengths_tiled),
+    Twin("padding of queries", "the padding hides queries where it should hide keys: [:, None, None, :] and not [:, None, :, None]",
+         faults.padded_queries),
     Twin("softmax over queries", "softmax runs over the queries (dim=-2): it is the keys' weights that add up to 1 for each "
          "query (dim=-1)", lambda p: faults.written(p, axis=-2)),
     Twin("softmax over heads", "softmax runs over the heads (dim=1); it runs over the keys (dim=-1)",

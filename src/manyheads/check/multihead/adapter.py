@@ -23,6 +23,9 @@ class HeadsAdapter(Adapter):
     built    of a class: role -> parameter of its constructor, or global name of its file
     widths   of an object: width of x, heads, key/value heads; empty for any
     cache    "passed": given and returned; "kept": inside of the object; ""
+    norms    layers that norm the whole width of x around the attention: they are left out
+    residual whether x is added behind, as a block does: it is taken off again
+    idle     square weights that are none of W_q, W_k, W_v and W_o: they are the identity
     """
 
     kind: str = "function"
@@ -31,6 +34,9 @@ class HeadsAdapter(Adapter):
     built: Mapping[str, str] = field(default_factory=dict)
     widths: tuple[int, ...] = ()
     cache: str = ""
+    norms: tuple[str, ...] = ()
+    residual: bool = False
+    idle: tuple[str, ...] = ()
 
     @property
     def packed(self) -> bool:
@@ -57,4 +63,5 @@ def adapter_from(data: Mapping[str, Any]) -> Adapter:
     return HeadsAdapter(
         **{name: getattr(base, name) for name in names}, kind=data["kind"], inputs=data["inputs"], built=data["built"],
         slots=tuple(Slot(**slot) for slot in data["slots"]), widths=tuple(data["widths"]), cache=data["cache"],
+        norms=tuple(data["norms"]), residual=data["residual"], idle=tuple(data["idle"]),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from manyheads.errors import SpecError
 
-__all__ = ["BUILT", "Plan", "Wanted", "plan_of"]
+__all__ = ["BUILT", "SMALL", "Plan", "Wanted", "plan_of"]
 
 BUILT: dict[str, tuple[str, ...]] = {
     "d_model": (
@@ -79,6 +79,10 @@ class Wanted:
             "temperature": self.head_dim**0.5, "scale": self.head_dim**-0.5,
         }  # fmt: skip
         return getattr(self, role) if role in self.__dataclass_fields__ else others[role]
+
+
+SMALL = Wanted(d_model=12, heads=2, kv_heads=2, head_dim=6)
+"""An object to look at."""
 
 
 class _Config:
@@ -157,10 +161,11 @@ def plan_of(cls: Callable[..., Any], module: ModuleType, names: Mapping[str, str
         parameters = []
     told = {name: role for role, name in names.items() if role in BUILT}
     found: dict[str, tuple[str, ...]] = {}
+    by_place = _by_place([p for p in parameters if p.name not in told and p.name not in fixed])
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in fixed:
             continue
-        role = told.get(parameter.name) or _ROLE_OF.get(parameter.name.lower())
+        role = told.get(parameter.name) or _ROLE_OF.get(parameter.name.lower()) or by_place.get(parameter.name)
         if role is not None and _is_given(role, parameter):
             found[role] = (*found.get(role, ()), parameter.name)
         elif parameter.default is parameter.empty:
@@ -170,6 +175,15 @@ def plan_of(cls: Callable[..., Any], module: ModuleType, names: Mapping[str, str
             )
     fitting = {name: value for name, value in fixed.items() if any(p.name == name for p in parameters)}
     return Plan(cls=cls, parameters=found, world=_world(module, found), module=module, fixed=fitting)
+
+
+def _by_place(parameters: list[inspect.Parameter]) -> dict[str, str]:
+    """A width and a number of heads that no name tells, where nothing else is needed: in this order."""
+    roles = [_ROLE_OF.get(p.name.lower()) for p in parameters]
+    unknown = [p.name for p, role in zip(parameters, roles, strict=True) if role is None and p.default is p.empty
+               and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # fmt: skip
+    missing = [role for role in ("d_model", "heads") if role not in roles]
+    return dict(zip(unknown, missing, strict=True)) if len(unknown) == len(missing) and "config" not in roles else {}
 
 
 def _is_given(role: str, parameter: inspect.Parameter) -> bool:

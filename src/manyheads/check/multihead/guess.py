@@ -19,11 +19,13 @@ from manyheads.check.features import FEATURES, check_words
 from manyheads.check.guess import Wishes, always_given
 from manyheads.check.multihead import state, twins
 from manyheads.check.multihead.adapter import HeadsAdapter
+from manyheads.check.multihead.construct import BUILT, SMALL
 from manyheads.check.multihead.problem import Multihead, natural, whole_answer
 from manyheads.check.multihead.signature import Call, read_call
 from manyheads.check.multihead.steps import settle_cache
-from manyheads.check.multihead.storage import Slot, bias_pattern, patterns
+from manyheads.check.multihead.storage import Slot, bias_pattern, only_biases_of, patterns
 from manyheads.check.multihead.subject import MultiheadSubject, caller
+from manyheads.check.multihead.words import orders_of
 from manyheads.check.problem import Sizes
 from manyheads.check.signature import Roles
 from manyheads.check.subject import CallError
@@ -32,7 +34,7 @@ from manyheads.errors import CheckpointError
 __all__ = ["guess_heads"]
 
 _TRIED = Sizes(batch=2, heads=2, kv_heads=2, queries=4, keys=4, dim=3, value_dim=3)
-_MOST_DIAGNOSED = 40  # ways whose output is held against all known faults
+_MOST_DIAGNOSED = 16  # ways whose output is held against all known faults
 
 
 def guess_heads(subject: MultiheadSubject, wishes: Wishes) -> tuple[HeadsAdapter, dict[str, str]]:
@@ -63,7 +65,9 @@ def _tried(subject: MultiheadSubject) -> HeadsAdapter:
         lacks.setdefault("wide-heads", FEATURES["wide-heads"])
     if "wide-heads" not in lacks:
         try:
-            wide = natural(replace(_TRIED, batch=_problem(subject).x.shape[0]), torch.Generator().manual_seed(13), extra=2)
+            wide = natural(
+                replace(_TRIED, batch=_problem(subject).x.shape[0]), torch.Generator().manual_seed(13), extra=2
+            )
             subject.call(subject.prepare(wide))
         except CallError as error:
             lacks["wide-heads"] = f"it refuses: {error}"
@@ -87,8 +91,15 @@ def _described(subject: MultiheadSubject, call: Call) -> HeadsAdapter:
     return replace(
         subject.adapter, names=dict(call.names), positional=call.positional, required=call.required, inputs=call.inputs,
         padding="lengths" if by_lengths else "", built=built, widths=_widths(subject.thing) if not subject.plan else (),
-        causal="flag" if "causal" in built else "",
+        causal="flag" if "causal" in built else "", norms=_norms(subject),
     )  # fmt: skip
+
+
+def _norms(subject: MultiheadSubject) -> tuple[str, ...]:
+    if subject.thing is None:
+        return ()
+    widths = _widths(subject.thing) if subject.plan is None else ()
+    return state.norms_of(subject.thing, widths[0] if widths else SMALL.d_model)
 
 
 def _built(subject: MultiheadSubject) -> dict[str, tuple[str, ...]]:
@@ -99,7 +110,6 @@ def _widths(thing: Any) -> tuple[int, ...]:
     """Width of x, heads and key/value heads of an object that is there; () for a function."""
     if thing is None:
         return ()
-    from manyheads.check.multihead.construct import BUILT
 
     def told(role: str) -> int | None:
         values = [value for name, value in _attributes(thing) if name.lower() in BUILT[role] and type(value) is int]
@@ -113,7 +123,9 @@ def _widths(thing: Any) -> tuple[int, ...]:
         )
     width = told("d_model") or width
     if width % heads:
-        raise CheckpointError(f"the object's width of {width} is not divided by its {heads} heads; give the class instead")
+        raise CheckpointError(
+            f"the object's width of {width} is not divided by its {heads} heads; give the class instead"
+        )
     return (width, heads, told("kv_heads") or heads)
 
 
@@ -143,8 +155,10 @@ def _first_call(subject: MultiheadSubject, call: Call, wishes: Wishes) -> tuple[
                 return _with_causal(adapter, causal=causal), "told" if wishes.layout else "tried"
         working.append((adapter, problem, found))
     if not working:
-        raise next((error for error in errors if error.line is not None), errors[0]) if errors else CheckpointError(
-            f"{subject.name} has no weights that could be W_q, W_k, W_v and W_o"
+        raise (
+            next((error for error in errors if error.line is not None), errors[0])
+            if errors
+            else CheckpointError(f"{subject.name} has no weights that could be W_q, W_k, W_v and W_o")
         )
     return _explained(subject, working), "told" if wishes.layout else "tried"
 
@@ -168,15 +182,22 @@ def _with_causal(adapter: HeadsAdapter, *, causal: bool) -> HeadsAdapter:
 
 
 def _ways(subject: MultiheadSubject, call: Call, wishes: Wishes) -> Iterator[tuple[HeadsAdapter, Multihead]]:
-    layouts = [wishes.layout] if wishes.layout else ["btd", "td", "tbd"]
+    layouts = [wishes.layout] if wishes.layout else ["btd", "tbd", "td"]
     for framework in of_heads.frameworks(subject):
         start = replace(subject.adapter, framework=framework)
         for adapter in (start, *always_given(start, wishes)):
             for layout in layouts:
                 placed = replace(adapter, layout=layout, out_layout=layout)
                 problem = _problem(replace(subject, adapter=placed))
-                for slots in _slots(replace(subject, adapter=placed), call, problem):
-                    yield replace(placed, slots=slots), problem
+                try:
+                    ways = _slots(replace(subject, adapter=placed), call, problem)
+                except CallError:  # a lazy layer that cannot be called so: the call itself will say why
+                    ways = [()]
+                for slots in ways:
+                    idle = _idle(replace(subject, adapter=placed), slots, problem)
+                    asked = only_biases_of(problem, slots)
+                    for residual in (False, True) if placed.norms else (False,):
+                        yield replace(placed, slots=slots, idle=idle, residual=residual), asked
 
 
 def _problem(subject: MultiheadSubject) -> Multihead:
@@ -191,21 +212,36 @@ def _problem(subject: MultiheadSubject) -> Multihead:
 def _slots(subject: MultiheadSubject, call: Call, problem: Multihead) -> Iterable[tuple[Slot, ...]]:
     if subject.adapter.kind == "function":
         return _slots_of_call(call)
+    return list(state.slots_of(subject.ready_object(problem), problem))
+
+
+def _idle(subject: MultiheadSubject, slots: tuple[Slot, ...], problem: Multihead) -> tuple[str, ...]:
+    """The weights that are none of those that are known: they must be square, and are made to change nothing."""
+    if subject.adapter.kind == "function" or not slots:
+        return ()
     thing = subject.ready_object(problem)
-    ways = list(state.slots_of(thing, problem))
-    if ways:
-        strange = state.strange_arrays(thing, ways[0], problem.q.shape[1])
-        if strange:
-            raise CheckpointError(
-                f"{subject.name} has weights that are not understood: {', '.join(strange[:4])}; beside W_q, W_k, W_v, W_o and "
-                "their biases nothing is known of"
-            )
-    return ways
+    arrays, strange = state.arrays_of(thing), state.strange_arrays(thing, slots, problem.q.shape[1])
+    square = {
+        name for name in strange if len(arrays[name].shape) == 2 and arrays[name].shape[0] == arrays[name].shape[1]
+    }
+    stems = {name.rpartition(".")[0] for name in square}
+    not_known = [name for name in strange if name not in square and name.rpartition(".")[0] not in stems]
+    if not_known:
+        raise CheckpointError(
+            f"{subject.name} has weights that are not understood: {', '.join(not_known[:4])}; beside W_q, W_k, W_v, W_o and "
+            "their biases nothing is known of"
+        )
+    return tuple(strange)
 
 
 def _slots_of_call(call: Call) -> Iterator[tuple[Slot, ...]]:
     """x @ W for all, x @ W.T for all, then with the heads apart."""
-    weights = {name: meaning.role for name, meaning in call.weights.items() if not meaning.is_bias}
+    named = {name: meaning.role for name, meaning in call.weights.items() if not meaning.is_bias}
+    for roles in itertools.product(*(orders_of(role) for role in named.values())):
+        yield from _slots_in_order(call, dict(zip(named, roles, strict=True)))
+
+
+def _slots_in_order(call: Call, weights: dict[str, str]) -> Iterator[tuple[Slot, ...]]:
     biases = {name: meaning.role for name, meaning in call.weights.items() if meaning.is_bias}
     for axes, axes_out in ((2, 2), (3, 3), (3, 2), (4, 2)):
         for way in range(len(patterns("q", axes)) if axes < 4 else 1):
@@ -247,8 +283,11 @@ def _lacks(subject: MultiheadSubject) -> HeadsAdapter:
         lacks |= dict.fromkeys(("grouped", "multi-query"), "has no number of key/value heads")
     if not adapter.has_biases:
         lacks["biases"] = FEATURES["biases"]
-    if "cache" not in adapter.names and "use_cache" not in adapter.names:
+    if not {"cache", "use_cache", "offset"} & set(adapter.names):
         lacks["cache"] = FEATURES["cache"]
-    if adapter.kind != "class" or "dropout" not in {*adapter.built, *(["dropout"] if "config" in adapter.built else [])}:
+    if adapter.kind != "class" or "dropout" not in {
+        *adapter.built,
+        *(["dropout"] if "config" in adapter.built else []),
+    }:
         lacks["dropout"] = FEATURES["dropout"]
     return replace(adapter, lacks=lacks)

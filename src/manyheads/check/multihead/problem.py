@@ -55,7 +55,9 @@ class Multihead(Problem):
         """The same with floating tensors in `dtype` on `device`; q, k and v stay float64, of what was rounded."""
 
         def moved(tensor: Tensor | None) -> Tensor | None:
-            return tensor if tensor is None else tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            return (
+                tensor if tensor is None else tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+            )
 
         rest = {name: moved(tensor) for name, tensor in self.tensors().items() if name not in ("q", "k", "v")}
         weights = {name: moved(tensor) for name, tensor in self.weights.items()}
@@ -151,7 +153,11 @@ def lift(problem: Problem, widths: Widths) -> Multihead | None:
     held = {"x": 3, "x+memory": 2, "qkv": 1}[widths.inputs]
     head_dim = widths.head_dim or (max(d, e) if held == 1 else 4 * max(d, e))
     m = h * head_dim
-    needed = {"x": h * d + kv_heads * (d + e), "x+memory": max(h * d, kv_heads * (d + e)), "qkv": max(h * d, kv_heads * e)}
+    needed = {
+        "x": h * d + kv_heads * (d + e),
+        "x+memory": max(h * d, kv_heads * (d + e)),
+        "qkv": max(h * d, kv_heads * e),
+    }
     if needed[widths.inputs] > m or max(d, e) > head_dim or (held == 3 and t != s):
         return None
     parts = [x.transpose(1, 2).flatten(2) for x in (problem.q, problem.k, problem.v)]
@@ -194,10 +200,14 @@ def natural(
     shapes = {
         "w_q": (m, s.heads, s.dim), "w_k": (m, s.kv_heads, s.dim), "w_v": (m, s.kv_heads, s.dim), "w_o": (s.heads, s.dim, m),
     }  # fmt: skip
-    weights = {name: numbers(generator, *shape) / (4 if name in ("w_q", "w_k") else 1) for name, shape in shapes.items()}
+    weights = {
+        name: numbers(generator, *shape) / (4 if name in ("w_q", "w_k") else 1) for name, shape in shapes.items()
+    }
     if biases:
-        shapes = {"b_q": (s.heads, s.dim), "b_k": (s.kv_heads, s.dim), "b_v": (s.kv_heads, s.dim), "b_o": (m,)}
-        weights |= {name: numbers(generator, *shape) for name, shape in shapes.items()}
+        weights |= {
+            "b_q": numbers(generator, s.heads, s.dim), "b_k": numbers(generator, s.kv_heads, s.dim),
+            "b_v": numbers(generator, s.kv_heads, s.dim), "b_o": numbers(generator, m),
+        }  # fmt: skip
     return multihead(
         x=numbers(generator, s.batch, s.queries, m), weights=weights,
         memory=numbers(generator, s.batch, s.keys, m) if cross else None,

@@ -61,13 +61,19 @@ def _object(subject: MultiheadSubject, problem: Multihead, weights: dict[str, Te
         lines.append(f"module = {subject.name}({', '.join(words)})")
     thing = subject.object_for(problem)
     if subject.plan is not None and "config" in subject.plan.parameters:
+        subject.plan.configured.clear()
+        subject.plan.make(subject.wanted(problem))  # to see what it asks for
         lines.insert(-1, f"config = {_config(subject.plan.configured)}")
     if isinstance(thing, nn.Module):
         lines[-1] += ".eval()"
-        pasted = [f"    module.get_parameter({path!r}).copy_({array_as_code(array)})" for path, array in weights.items()]
-        return [*lines, "with torch.no_grad():", *pasted] if pasted else lines
+        return lines + [
+            f"module.get_parameter({path!r}).data = {array_as_code(array)}" for path, array in weights.items()
+        ]
     arrays = state.arrays_of(thing)
-    return [*lines, *(f"module.{path}[...] = {array_as_code(_like(array, arrays[path]))}" for path, array in weights.items())]
+    return [
+        *lines,
+        *(f"module.{path}[...] = {array_as_code(_like(array, arrays[path]))}" for path, array in weights.items()),
+    ]
 
 
 def _config(asked: dict[str, Any]) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from manyheads.check.multihead.problem import Multihead
 from manyheads.check.multihead.storage import Slot, bias_pattern, fits, patterns, stored
-from manyheads.check.multihead.words import meaning_of_path
+from manyheads.check.multihead.words import meaning_of, meaning_of_path, orders_of
 from manyheads.check.subject import CallError
 
-__all__ = ["arrays_of", "assign", "slots_of", "strange_arrays"]
+__all__ = ["arrays_of", "assign", "norms_of", "set_idle", "slots_of", "strange_arrays", "without_norms"]
 
 MOST_CHOICES = 48
 
@@ -61,6 +62,36 @@ def assign(arrays: Mapping[str, Any], slots: tuple[Slot, ...], problem: Multihea
                 array[...] = piece.detach().numpy()
 
 
+def set_idle(arrays: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Makes square weights the identity and their biases zero, so that they change nothing."""
+    for name in names:
+        array = arrays[name]
+        made = torch.eye(array.shape[0]) if len(array.shape) == 2 else torch.zeros(tuple(array.shape))
+        if isinstance(array, Tensor):
+            array.data.copy_(made)
+        else:
+            array[...] = made.numpy()
+
+
+def norms_of(thing: Any, width: int) -> tuple[str, ...]:
+    """The paths of layers that norm vectors of this width, but for those of queries and keys."""
+    if not isinstance(thing, nn.Module):
+        return ()
+    return tuple(
+        path for path, layer in thing.named_modules()
+        if "Norm" in type(layer).__name__ and meaning_of(path.rpartition(".")[2]) is None
+        and any(tuple(p.shape) == (width,) for p in layer.parameters(recurse=False))
+        and not re.search(r"(^|[._])[qk](_|uery|ey)?", path.rpartition(".")[2])
+    )  # fmt: skip
+
+
+def without_norms(thing: Any, paths: Iterable[str]) -> None:
+    """Puts the identity in the place of these layers."""
+    for path in paths:
+        owner, _, name = path.rpartition(".")
+        setattr(thing.get_submodule(owner), name, nn.Identity())
+
+
 def slots_of(thing: Any, problem: Multihead) -> Iterator[tuple[Slot, ...]]:
     """The ways to read its arrays as weights of the problem's sizes, the likeliest first."""
     arrays = arrays_of(thing)
@@ -71,8 +102,8 @@ def slots_of(thing: Any, problem: Multihead) -> Iterator[tuple[Slot, ...]]:
     for name, role in roles.items():
         each_head = "{}" in name
         axes = len(shapes[name.format(0)])
-        ways = [Slot(name=name, role=role, pattern=pattern, each_head=each_head)
-                for pattern in (_each(role) if each_head else patterns(role, axes))
+        ways = [Slot(name=name, role=order, pattern=pattern, each_head=each_head)
+                for order in orders_of(role) for pattern in (_each(role) if each_head else patterns(role, axes))
                 if _may_hold(thing, name.format(0), pattern)]  # fmt: skip
         fitting = [slot for slot in ways if fits(slot, problem, shapes)]
         if not fitting:
@@ -105,7 +136,11 @@ def _grouped(shapes: Mapping[str, tuple[int, ...]], heads: int) -> dict[str, lis
     made: dict[str, list[str]] = {}
     for template, names in numbered.items():
         is_group = "{}" in template and len(names) == heads > 1 and len({shapes[name] for name in names}) == 1
-        if is_group and names == [template.format(head) for head in range(heads)] and meaning_of_path(template.format(0)):
+        if (
+            is_group
+            and names == [template.format(head) for head in range(heads)]
+            and meaning_of_path(template.format(0))
+        ):
             made[template] = names
         else:
             made |= {name: [name] for name in names}
@@ -148,19 +183,22 @@ def _owner(thing: Any, name: str) -> Any:
     return thing
 
 
-
-
 def _biases(
-    weights: tuple[Slot, ...], groups: Mapping[str, list[str]], shapes: Mapping[str, tuple[int, ...]], problem: Multihead
+    weights: tuple[Slot, ...],
+    groups: Mapping[str, list[str]],
+    shapes: Mapping[str, tuple[int, ...]],
+    problem: Multihead,
 ) -> Iterator[Slot]:
     taken = {slot.name for slot in weights}
+    stems = {_stem(name) for name in groups if len(shapes[name.format(0)]) > 1}
     by_role = {slot.role: slot for slot in weights}
     for name in groups:
         if name in taken:
             continue
         sibling = next((slot for slot in weights if _stem(slot.name) == _stem(name)), None)
         meaning = meaning_of_path(name.format(0))
-        slot = sibling or (by_role.get(meaning.role) if meaning is not None and meaning.is_bias else None)
+        by_name = meaning is not None and meaning.is_bias and _stem(name) not in stems  # no other weight's bias
+        slot = sibling or (by_role.get(meaning.role) if meaning is not None and by_name else None)
         if slot is None or slot.each_head != ("{}" in name):
             continue
         axes = len(shapes[name.format(0)])

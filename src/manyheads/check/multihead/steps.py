@@ -39,9 +39,12 @@ def subject_problem(subject: MultiheadSubject, problem: Multihead) -> Multihead:
     return prepared
 
 
-def by_steps(subject: MultiheadSubject, problem: Multihead, sizes: list[int]) -> Tensor:
-    """The outputs (b, 1, t, n) of calls with so many tokens each. CallError where a call returns no cache."""
+def by_steps(subject: MultiheadSubject, problem: Multihead, sizes: list[int], *, fresh: bool = True) -> Tensor:
+    """The outputs (b, 1, t, n) of calls with so many tokens each, of an object of its own where it is `fresh`. CallError where
+    a call returns no cache."""
     outs, past, at = [], None, 0
+    if fresh and subject.plan is not None:
+        subject = replace(subject, made={})
     thing = subject.ready_object(problem) if subject.adapter.kind != "function" else None
     _reset(subject, thing)
     for number, size in enumerate(sizes):
@@ -49,7 +52,7 @@ def by_steps(subject: MultiheadSubject, problem: Multihead, sizes: list[int]) ->
         given = subject.arguments(part) | _of_cache(subject, past, at)
         made = subject.run_in(thing, problem, given)
         outs.append(subject.output(made, part))
-        past = _returned(subject, made) if "cache" in subject.adapter.names else None
+        past = _returned(made) if "cache" in subject.adapter.names else None
         if past is None and "cache" in subject.adapter.names and number + 1 < len(sizes):
             raise CallError("returned no cache beside the output", kind="no cache")
         at += size
@@ -71,7 +74,7 @@ def _of_cache(subject: MultiheadSubject, past: Any, at: int) -> dict[str, Any]:
     return {names[role]: value for role, value in values.items() if role in names}
 
 
-def _returned(subject: MultiheadSubject, made: Any) -> Any:
+def _returned(made: Any) -> Any:
     """What came back beside the output and is a cache: the last thing that is no map of weights."""
     rest = list(made[1:]) if isinstance(made, tuple | list) else []
     rest = [thing for thing in rest if thing is not None]
@@ -81,9 +84,9 @@ def _returned(subject: MultiheadSubject, made: Any) -> Any:
     return nested[-1] if nested else (rest[-1] if rest else None)
 
 
-def explained_by_steps(problem: Multihead, found: Tensor, allowed: float) -> tuple[str, str]:
+def explained_by_steps(problem: Multihead, found: Tensor, allowed: float, sizes: list[int]) -> tuple[str, str]:
     """Name and explanation of what a wrong cache shows, by which tokens each step sees."""
-    for name, says, visible in _views(problem.q.shape[2]):
+    for name, says, visible in _views(sizes):
         core = replace(problem.core, causal=False, visible=visible[None, None])
         wrong = join(answer(core), problem)[:, None]
         if torch.allclose(wrong, found.double(), rtol=0.0, atol=allowed, equal_nan=True):
@@ -91,22 +94,25 @@ def explained_by_steps(problem: Multihead, found: Tensor, allowed: float) -> tup
     return "steps differ", "a token with a cache must give what the whole sequence gave"
 
 
-def _views(tokens: int) -> Iterator[tuple[str, str, Tensor]]:
-    seen = torch.ones(tokens, tokens, dtype=torch.bool)
+def _views(sizes: list[int]) -> Iterator[tuple[str, str, Tensor]]:
+    tokens = sum(sizes)
+    seen, key = torch.ones(tokens, tokens, dtype=torch.bool), torch.arange(tokens)
+    start = torch.cat([torch.full((size,), sum(sizes[:number])) for number, size in enumerate(sizes)])[:, None]
     yield (
-        "cache ignored", "a step sees its own token alone: what was kept is overwritten, or never read; new keys and values are "
-        "appended to those before", torch.eye(tokens, dtype=torch.bool),
+        "cache ignored", ("a step sees the tokens of its own call alone: what was kept is overwritten, or never read; new keys and "
+        "values are appended to those before"), seen.tril() & (key >= start),
     )  # fmt: skip
-    first = torch.zeros_like(seen)
-    first[:, 0] = True
     yield (
-        "causal top-left", "a step sees the first token alone: the causal mask starts at the top-left corner, where with a cache "
-        "the query is the last position", first,
+        "causal top-left", ("the first query of a step sees the first token alone: the causal mask starts at the top-left corner, "
+        "where with a cache the queries are the last positions"), key <= key[:, None] - start,
     )  # fmt: skip
     yield "new token missing", "a step sees what was kept, and not its own token", seen.tril(-1)
-    yield "cache of one token", "a step sees its own token and the one before: the cache holds the last token only", seen.tril().triu(-1)
+    yield (
+        "cache of one token",
+        "a step sees its own token and the one before: the cache holds the last token only",
+        seen.tril().triu(-1),
+    )
     late = seen.tril()
     late[1:, 0] = False
     yield "first token lost", "the first token is missing from the cache", late
     yield "causal ignored", "tokens of one call see each other's future", seen
-

@@ -14,9 +14,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from manyheads.check.multihead.problem import Multihead
+from manyheads.check.multihead.problem import BIASES, Multihead, remade
 
-__all__ = ["Slot", "bias_pattern", "fits", "fused_patterns", "patterns", "shape_in", "stored"]
+__all__ = ["Slot", "bias_pattern", "fits", "fused_patterns", "only_biases_of", "patterns", "shape_in", "stored"]
 
 _SINGLE = {2: ("m (h d)", "(h d) m"), 3: ("m h d", "h m d", "h d m")}
 _OUTPUT = {2: ("(h d) n", "n (h d)"), 3: ("h d n", "n h d", "h n d")}
@@ -105,6 +105,13 @@ def _canonical(problem: Multihead, role: str, *, is_bias: bool) -> Tensor:
     if bias is not None:
         return bias
     return weight.new_zeros(weight.shape[-1:] if role == "o" else weight.shape[1:])
+
+
+def only_biases_of(problem: Multihead, slots: Iterable[Slot]) -> Multihead:
+    """The problem without those biases for which there is no place."""
+    held = {f"b_{role}" for slot in slots if slot.is_bias for role in slot.role}
+    kept = {name: weight for name, weight in problem.weights.items() if name not in BIASES or name in held}
+    return problem if len(kept) == len(problem.weights) else remade(problem, weights=kept)
 
 
 def shape_in(slot: Slot, problem: Multihead) -> tuple[int, ...]:

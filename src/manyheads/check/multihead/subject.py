@@ -39,7 +39,12 @@ class MultiheadSubject(Subject):
     dropout: float = 0.0
     made: dict[Any, Any] = field(default_factory=dict, compare=False)
 
-    def fit(self, sizes: Sizes) -> Sizes:
+    @property
+    def joins_heads(self) -> bool:
+        """W_o mixes them."""
+        return True
+
+    def fit(self, sizes: Sizes, *, projected: bool = False) -> Sizes:
         """`sizes` as far as the layout, the inputs and the widths allow."""
         if "b" not in self.adapter.layout:
             sizes = replace(sizes, batch=min(sizes.batch, 1))
@@ -49,11 +54,20 @@ class MultiheadSubject(Subject):
         if not self.adapter.widths:
             return sizes
         width, heads, kv_heads = self.adapter.widths
-        return replace(sizes, heads=heads, kv_heads=kv_heads, dim=min(sizes.dim, width // heads))
+        head_dim = width // heads
+        if projected:
+            return replace(sizes, heads=heads, kv_heads=kv_heads, dim=head_dim, value_dim=head_dim)
+        held = {"x": 3, "x+memory": 2, "qkv": 1}[self.adapter.inputs]
+        dim = max(min(sizes.dim, head_dim // held), 1)
+        return replace(sizes, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=min(sizes.value_dim, dim))
 
     def carried(self, problem: Problem) -> Multihead:
-        """The problem as one of x and weights."""
+        """The problem as one of x and weights; UnfitError where the object or the inputs do not allow it."""
+        if self.adapter.widths and (problem.q.shape[1], problem.k.shape[1]) != self.adapter.widths[1:]:
+            raise UnfitError(f"the object has {self.adapter.widths[1]} heads, which this problem has not")
         if isinstance(problem, Multihead):
+            if self.adapter.widths and problem.width != self.adapter.widths[0]:
+                raise UnfitError(f"the object has a width of {self.adapter.widths[0]}, which this problem has not")
             return problem
         carries = self.adapter.carries
         if carries.inputs == "x" and "memory" in self.adapter.names and problem.q.shape[2] != problem.k.shape[2]:
@@ -146,7 +160,9 @@ class MultiheadSubject(Subject):
         """The output, and by name or path the tensors whose gradients can be asked: x and the weights."""
         given = self.arguments(problem)
         if self.adapter.kind == "function":
-            places = {slot.name: given[slot.name] for slot in self.adapter.slots if isinstance(given[slot.name], Tensor)}
+            places = {
+                slot.name: given[slot.name] for slot in self.adapter.slots if isinstance(given[slot.name], Tensor)
+            }
             return self.answered(problem, given), {"x": problem.x, **places}
         thing = self.ready_object(problem)
         arrays = state.arrays_of(thing)
@@ -169,6 +185,7 @@ class MultiheadSubject(Subject):
     def ready_object(self, problem: Multihead) -> Any:
         """The same, its weights there: a lazy layer makes them when it is first called."""
         thing = self.object_for(problem)
+        state.set_idle(state.arrays_of(thing), self.adapter.idle)
         if isinstance(thing, nn.Module) and any(isinstance(p, UninitializedParameter) for p in thing.parameters()):
             with torch.no_grad(), called(self):
                 caller(thing)(**self.arguments(problem), **self.fixed)
@@ -184,6 +201,7 @@ class MultiheadSubject(Subject):
         )  # fmt: skip
 
     def _moved(self, thing: Any) -> Any:
+        state.without_norms(thing, self.adapter.norms)
         return thing.eval().to(device=self.device, dtype=self.dtype) if isinstance(thing, nn.Module) else thing
 
     def output(self, made: Any, problem: Problem) -> Tensor:
@@ -198,7 +216,7 @@ class MultiheadSubject(Subject):
         if out is None:
             raise CallError(f"an output of shape {tuple(outs[0].shape)}, expected {wanted}", kind="shape")
         out = out.transpose(0, 1) if self.adapter.layout == "tbd" else out[None] if self.adapter.layout == "td" else out
-        return present(out, problem)
+        return present(out - problem.x.to(out) if self.adapter.residual else out, problem)
 
 
 def caller(thing: Any) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
 import torch
@@ -11,7 +12,16 @@ from torch import Tensor
 
 from manyheads.check import twins as of_heads
 from manyheads.check.faults import written
-from manyheads.check.multihead.problem import Multihead, join, present, project, remade, whole_answer, with_weights
+from manyheads.check.multihead.problem import (
+    BIASES,
+    Multihead,
+    join,
+    present,
+    project,
+    remade,
+    whole_answer,
+    with_weights,
+)
 from manyheads.check.problem import Problem, answer
 from manyheads.check.twins import Twin, recognise
 
@@ -47,7 +57,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def _transposed(p: Multihead, *names: str) -> Tensor:
+def _transposed(names: tuple[str, ...], p: Multihead) -> Tensor:
     """W.T for W, of those that are square."""
     turned = {}
     for name in names:
@@ -59,7 +69,7 @@ def _transposed(p: Multihead, *names: str) -> Tensor:
     return whole_answer(with_weights(p, **turned))
 
 
-def _with_weight_of(p: Multihead, role: str, other: str) -> Tensor:
+def _with_weight_of(role: str, other: str, p: Multihead) -> Tensor:
     """One of q, k and v projected with another's weight and bias."""
     if p.weights[f"w_{role}"].shape != p.weights[f"w_{other}"].shape:
         return whole_answer(p)
@@ -69,7 +79,7 @@ def _with_weight_of(p: Multihead, role: str, other: str) -> Tensor:
     return whole_answer(with_weights(p, **taken))
 
 
-def _swapped(p: Multihead, one: str, other: str) -> Tensor:
+def _swapped(one: str, other: str, p: Multihead) -> Tensor:
     if p.weights[f"w_{one}"].shape != p.weights[f"w_{other}"].shape:
         return whole_answer(p)
     pairs = {f"{letter}_{a}": p.weights[f"{letter}_{b}"] for letter in "wb" for a, b in ((one, other), (other, one))
@@ -77,7 +87,16 @@ def _swapped(p: Multihead, one: str, other: str) -> Tensor:
     return whole_answer(with_weights(p, **pairs))
 
 
-def _not_projected(p: Multihead, *roles: str) -> Tensor:
+def _in_turn(others: str, p: Multihead) -> Tensor:
+    """q, k and v projected with the weights of `others`."""
+    if len({p.weights[f"w_{role}"].shape for role in "qkv"}) > 1:
+        return whole_answer(p)
+    taken = {f"{letter}_{role}": p.weights[f"{letter}_{other}"] for letter in "wb" for role, other in zip("qkv", others, strict=True)
+             if f"{letter}_{other}" in p.weights}  # fmt: skip
+    return whole_answer(with_weights(p, **taken))
+
+
+def _not_projected(roles: str, p: Multihead) -> Tensor:
     """x cut into heads as it is."""
     plain = {}
     for role, tokens in zip("qkv", p.inputs, strict=True):
@@ -89,7 +108,7 @@ def _not_projected(p: Multihead, *roles: str) -> Tensor:
     return _of_core(lambda core: replace(core, **plain))(p)
 
 
-def _without_bias(p: Multihead, *names: str) -> Tensor:
+def _without_bias(names: tuple[str, ...], p: Multihead) -> Tensor:
     return whole_answer(remade(p, weights={name: w for name, w in p.weights.items() if name not in names}))
 
 
@@ -204,20 +223,25 @@ _CUTS = (
 )  # fmt: skip
 _PROJECTIONS = (
     Twin("W_o missing", "the heads are joined and returned: the output projection W_o is missing", _without_output),
-    Twin("W_o transposed", "W_o is transposed: the other projections say which way round weights are", lambda p: _transposed(p, "w_o")),
+    Twin("W_o transposed", "W_o is transposed: the other projections say which way round weights are", partial(_transposed, ("w_o",))),
     *(Twin(f"W_{role} transposed", f"W_{role} is transposed: the other projections say which way round weights are",
-           lambda p, role=role: _transposed(p, f"w_{role}")) for role in "qkv"),
-    Twin("W_q, W_k and W_v transposed", "W_q, W_k and W_v are transposed, and W_o is not", lambda p: _transposed(p, "w_q", "w_k", "w_v")),
+           partial(_transposed, (f"w_{role}",))) for role in "qkv"),
+    Twin("W_q, W_k and W_v transposed", "W_q, W_k and W_v are transposed, and W_o is not", partial(_transposed, ("w_q", "w_k", "w_v"))),
     *(Twin(f"{_LONG[role]} projected with W_{other}", f"the {_LONG[role]} are projected with W_{other}; they have W_{role}",
-           lambda p, role=role, other=other: _with_weight_of(p, role, other)) for role, other in permutations("qkv", 2)),
-    *(Twin(f"W_{one} and W_{other} swapped", f"W_{one} and W_{other} are swapped", lambda p, one=one, other=other: _swapped(p, one, other))
+           partial(_with_weight_of, role, other)) for role, other in permutations("qkv", 2)),
+    *(Twin(f"W_{one} and W_{other} swapped", f"W_{one} and W_{other} are swapped", partial(_swapped, one, other))
       for one, other in ("qk", "kv", "qv")),
     *(Twin(f"W_{role} missing", f"the {_LONG[role]} are not projected: x itself is cut into heads",
-           lambda p, role=role: _not_projected(p, role)) for role in "qkv"),
-    Twin("W_q, W_k and W_v missing", "nothing is projected: x itself is cut into heads", lambda p: _not_projected(p, *"qkv")),
-    Twin("biases missing", "the biases have no effect", lambda p: _without_bias(p, "b_q", "b_k", "b_v", "b_o")),
-    *(Twin(f"b_{role} missing", f"the bias b_{role} has no effect", lambda p, role=role: _without_bias(p, f"b_{role}")) for role in "qvo"),
-    Twin("b_q, b_k and b_v missing", "the biases of q, k and v have no effect", lambda p: _without_bias(p, "b_q", "b_k", "b_v")),
+           partial(_not_projected, role)) for role in "qkv"),
+    *(Twin(f"all projected with W_{role}", f"queries, keys and values are all projected with W_{role}", partial(_in_turn, role * 3)) for role in "qkv"),
+    Twin("W_q, W_k and W_v in turn", "W_q, W_k and W_v are taken for one another: keys for queries, values for keys, queries for "
+         "values", partial(_in_turn, "kvq")),
+    Twin("W_q, W_k and W_v in turn, the other way", "W_q, W_k and W_v are taken for one another: values for queries, queries for keys, "
+         "keys for values", partial(_in_turn, "vqk")),
+    Twin("W_q, W_k and W_v missing", "nothing is projected: x itself is cut into heads", partial(_not_projected, "qkv")),
+    Twin("biases missing", "the biases have no effect", partial(_without_bias, BIASES)),
+    *(Twin(f"b_{role} missing", f"the bias b_{role} has no effect", partial(_without_bias, (f"b_{role}",))) for role in "qvo"),
+    Twin("b_q, b_k and b_v missing", "the biases of q, k and v have no effect", partial(_without_bias, BIASES[:3])),
     Twin("memory ignored", "keys and values are projected from x; they come from the memory", lambda p: _projected_from(p, k="x", v="x")),
     Twin("values from x", "the values are projected from x; they come from the memory, as the keys do", lambda p: _projected_from(p, v="x")),
     Twin("keys from x", "the keys are projected from x; they come from the memory, as the values do", lambda p: _projected_from(p, k="x")),

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-__all__ = ["Meaning", "meaning_of", "meaning_of_path"]
+__all__ = ["Meaning", "meaning_of", "meaning_of_path", "orders_of"]
 
 _ROLES = {
     "q": ("q", "qs", "query", "queries"),
@@ -24,9 +24,38 @@ _VAGUE = {
     "proj": "o", "projection": "o", "dense": "o", "fc": "o", "linear": "o", "lin": "o", "attn": "qkv", "in": "qkv",
     "packed": "qkv", "fused": "qkv",
 }  # fmt: skip
-_WEIGHT = ("w", "weight", "weights", "kernel", "matrix", "mat", "proj", "projection", "linear", "lin", "to", "fc", "dense")
+_WEIGHT = (
+    "w",
+    "weight",
+    "weights",
+    "kernel",
+    "matrix",
+    "mat",
+    "proj",
+    "projection",
+    "linear",
+    "lin",
+    "to",
+    "fc",
+    "dense",
+)
 _BIAS = ("b", "bias", "biases")
-_OTHERS = ("norm", "ln", "rope", "rotary", "rel", "relative", "pos", "position", "mask", "cache", "heads", "head", "dim", "size")
+_OTHERS = (
+    "norm",
+    "ln",
+    "rope",
+    "rotary",
+    "rel",
+    "relative",
+    "pos",
+    "position",
+    "mask",
+    "cache",
+    "heads",
+    "head",
+    "dim",
+    "size",
+)
 _GLUED = re.compile(
     rf"(?P<before>w|b|to|c|fc|lin|linear|proj|weight|bias)?(?P<role>{'|'.join(sorted(_ROLE_OF, key=len, reverse=True))})"
     r"(?P<after>w|b|proj|lin|linear|weight|weights|bias|s)?"
@@ -75,6 +104,12 @@ def meaning_of(name: str) -> Meaning | None:
         role = "qkv" if "qkv" in vague else "o"  # in_proj, c_attn
         return Meaning(role, is_bias, says_weight, is_vague=True)
     return None
+
+
+def orders_of(role: str) -> tuple[str, ...]:
+    """The orders in which several in one may lie: as the name spells them, and as everyone writes them."""
+    usual = "".join(letter for letter in "qkv" if letter in role)
+    return (role,) if len(role) == 1 or role == usual else (role, usual)
 
 
 def meaning_of_path(path: str) -> Meaning | None:

@@ -163,11 +163,16 @@ def empty(subject: Subject, problem: Problem) -> Finding | Skip | None:
             found = Finding(
                 f"an empty output with {what}, as without it", str(error), f"empty with {what}",
                 f"without {what} the same call is answered, and with it there is an error", line=error.line,
-                demand="empty" if not problem.k.shape[2] else "",
+                demand="empty" if not problem.k.shape[2] or _is_about_minus_one(error) else "",
             )  # fmt: skip
         if found is not None:
             return replace(found, code=subject.code(asked))
     return None
+
+
+def _is_about_minus_one(error: CallError) -> bool:
+    """view(0, -1, ..) cannot know what -1 is: textbooks write it, and so does torch's own module."""
+    return "of 0 elements" in str(error) or "of size 0" in str(error)
 
 
 def _zeros(subject: Subject, problem: Problem) -> Finding | None:

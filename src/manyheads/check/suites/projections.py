@@ -12,8 +12,8 @@ from torch import Tensor
 
 from manyheads.check import judges
 from manyheads.check.case import Case, Finding, Skip, self_attention
-from manyheads.check.multihead.problem import BIASES, Multihead, natural, remade, whole_answer, with_weights
-from manyheads.check.multihead.storage import stored
+from manyheads.check.multihead.problem import Multihead, natural, remade, whole_answer, with_weights
+from manyheads.check.multihead.storage import only_biases_of, stored
 from manyheads.check.multihead.subject import MultiheadSubject
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.spell import row
@@ -56,21 +56,20 @@ def _wide(sizes: Sizes, generator: torch.Generator) -> Multihead:
 
 def values(subject: Subject, problem: Problem) -> Finding | Skip | None:
     """The output is the reference's; biases that the function does not take are none."""
-    return judges.values(subject, _without_biases(subject, problem))
+    assert isinstance(subject, MultiheadSubject)
+    assert isinstance(problem, Multihead)
+    return judges.values(subject, only_biases_of(problem, subject.adapter.slots))
 
 
-def _without_biases(subject: Subject, problem: Problem) -> Problem:
-    """Only the biases for which there is a place."""
-    if not isinstance(problem, Multihead) or not isinstance(subject, MultiheadSubject):
-        return problem
-    held = {f"b_{role}" for slot in subject.adapter.slots if slot.is_bias for role in slot.role}
-    kept = {name: weight for name, weight in problem.weights.items() if name not in BIASES or name in held}
-    return remade(problem, weights=kept)
-
-
-def refuses_uneven(subject: Subject, problem: Problem) -> Finding | Skip | None:
+def refuses_uneven(subject: Subject, problem: Problem) -> Finding | Skip | None:  # noqa: ARG001 the width is its own
     """A width that the number of heads does not divide is an error, in the constructor or in the call."""
     assert isinstance(subject, MultiheadSubject)
+    if "head_dim" in {
+        *subject.adapter.names,
+        *subject.adapter.built,
+        *(subject.plan.configured if subject.plan else ()),
+    }:
+        return Skip("its heads have a width of their own")
     if subject.plan is None and subject.adapter.kind != "function":
         return Skip("the object is there already, with a width that its heads divide")
     width, heads = 5, 2
@@ -106,6 +105,7 @@ def gradients(subject: Subject, problem: Problem) -> Finding | Skip | None:
     """The gradients of x and of every weight under a random cotangent are the reference's."""
     assert isinstance(subject, MultiheadSubject)
     assert isinstance(problem, Multihead)
+    problem = only_biases_of(problem, subject.adapter.slots)
     problem = remade(problem, x=problem.x.detach().requires_grad_())
     leaves = {name: weight.detach().requires_grad_() for name, weight in problem.weights.items()}
     problem = remade(problem, weights=leaves)
@@ -196,7 +196,9 @@ def _case(
     name: str, build: Callable[[Sizes, torch.Generator], Problem], judge: Any, proves: str, *needs: str, **rest: Any
 ) -> Case:
     asked = {"full": _FULL, "valid": self_attention, **rest}
-    return Case(name=name, suite="projections", build=build, judge=judge, proves=proves, needs=(*_NEEDS, *needs), **asked)
+    return Case(
+        name=name, suite="projections", build=build, judge=judge, proves=proves, needs=(*_NEEDS, *needs), **asked
+    )
 
 
 CASES = (
