@@ -165,7 +165,7 @@ def test_a_grid_shows_roles_importance_and_which_are_told_apart() -> None:
     seen = Elements(grid_widget(notes, after=QUESTION, importance="loss when it is gone").markup)
     cells = [attributes for tag, attributes in seen.found if tag == "rect" and "data-head" in attributes]
     assert [cell["data-head"] for cell in cells] == ["0:0", "0:1", "3:0", "3:1"] * 2
-    assert [cell["class"].split()[1:] for cell in cells[:4]] == [["role-3"], [], ["role-11"], []]
+    assert [cell["class"].split()[1:] for cell in cells[:4]] == [["role-3"], [], ["role-12"], []]
     # the root of 1 / 4 is half; what helps when it is gone counts as nothing
     assert [cell["fill-opacity"] for cell in cells[4:]] == ["1.0", "0.5", "0.0", "0.0"]
     assert ["apart" in cell["class"] for cell in cells[4:]] == [True, False, False, False]

@@ -16,6 +16,7 @@ import numpy as np
 
 import tiny_models
 from manyheads.heads.address import Head
+from manyheads.heads.role_tables import counted
 from manyheads.heads.section import HeadsSection
 from manyheads.heads.section_tables import BUDGET, CONTROLS, FIRST, MATTER, ROLES, tables
 from manyheads.models.reading import shipped_text
@@ -83,7 +84,7 @@ def shown(importance: dict) -> dict:
     labels = {row["head"]: "first token" for row in importance["heads"]}
     data = {
         "importance": importance, "removable": {"reason": "no"}, "maps": {"reason": ""},
-        "roles": {"reason": "", "labels": labels, "roles": [], "fdr": 0.05, "tests": 9, "windows": 8, "window_tokens": 16,
+        "roles": {"reason": "", "labels": labels, "roles": [], "fdr": 0.05, "least_effect": 0.1, "tests": 9, "windows": 8, "window_tokens": 16,
                   "bos": "", "not_tested": [], "left_out": []},
     }  # fmt: skip
     return {table.question: table for table in tables(data)}
@@ -127,6 +128,13 @@ def test_a_budget_that_stopped_it_is_said() -> None:
     assert "no new work is begun after 3 s (--seconds N); more time takes more heads out" in notes
     assert "12 of 20 were before" in notes
     assert "4 more than are shown: L0H3, L0H2, L0H1, L0H0" in notes
+
+
+def test_the_headline_is_without_the_sink() -> None:
+    assert counted(["first token", "induction", "", "first token"], 3) == [
+        "1 of 4 heads have a role beside the sink", "the sink: 3 heads look at the first token, 2 of which have no other role",
+    ]  # fmt: skip
+    assert counted(["", ""], 0) == ["0 of 2 heads have a role beside the sink"]
 
 
 def test_what_is_taken_out_has_an_interval(made) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "LONGEST_LINE",
     "UsageError",
     "add_json",
+    "add_least_effect",
     "add_output",
     "add_seed",
     "emit",
@@ -75,6 +76,14 @@ def add_seed(parser: argparse.ArgumentParser, *, default: int = 0) -> None:
         default=default,
         help="everything random follows from it (default %(default)s)",
     )
+
+
+def add_least_effect(parser: argparse.ArgumentParser) -> None:
+    """Offers --least-effect SHARE, without which a head has no role."""
+    parser.add_argument(
+        "--least-effect", metavar="SHARE", default="0.1",
+        help="a role must be so far above its control, beside being significant (default %(default)s)",
+    )  # fmt: skip
 
 
 def _seed(text: str) -> int:

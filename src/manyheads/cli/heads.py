@@ -8,6 +8,7 @@ from manyheads.cli import quantities
 from manyheads.cli.common import (
     UsageError,
     add_json,
+    add_least_effect,
     add_output,
     add_seed,
     emit,
@@ -38,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--roles", action=argparse.BooleanOptionalAction, default=True, help="test what each head does (default: yes)"
     )
     parser.add_argument("--conllu", metavar="FILE", default="", help="annotated sentences, for the syntactic roles")
+    add_least_effect(parser)
     parser.add_argument(
         "--importance", metavar="METHOD", default="first-order",
         help="first-order, zero, mean, resample or none (default %(default)s)",
@@ -66,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     for name, value in numbers.items():
         if value < 2:
             raise ManyheadsError(f"--{name} {value}: at least 2 tokens are needed")
+    least_effect = quantities.share("--least-effect", options.least_effect)
     threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
     if options.dtype not in DTYPES:
         raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
@@ -86,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         raise ManyheadsError(f"--importance {options.importance!r} is not one of {', '.join(IMPORTANCE)}")
     request = Request(
         model, reading, bos=options.bos, head=options.head, roles=options.roles, conllu=options.conllu,
-        importance=options.importance, revision=options.revision, assume=options.assume, dtype=options.dtype,
+        least_effect=least_effect, importance=options.importance, revision=options.revision, assume=options.assume, dtype=options.dtype,
         device=options.device, threads=threads, seed=options.seed, **numbers,
     )  # fmt: skip
     pictures = Pictures() if page else None

@@ -6,7 +6,7 @@ import re
 
 from manyheads.errors import ManyheadsError
 
-__all__ = ["contexts", "memory", "positive"]
+__all__ = ["contexts", "memory", "positive", "share"]
 
 _POWERS_OF_TWO = {"": 1, "k": 1 << 10, "m": 1 << 20}
 _BYTES = {
@@ -50,3 +50,14 @@ def positive(option: str, text: str, most: int = 10**9) -> int:
     if not (digits.isascii() and digits.isdecimal()) or not 1 <= int(digits[:20]) <= most:
         raise ManyheadsError(f"{option} {text!r} is not a whole number from 1 to {most:,}")
     return int(digits)
+
+
+def share(option: str, text: str) -> float:
+    """A number from 0 to below 1, or an error that names the option."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1:
+        raise ManyheadsError(f"{option} {text!r} is not a share from 0 to below 1, such as 0.1")
+    return found

@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from manyheads.cli import quantities
-from manyheads.cli.common import add_json, add_seed, emit, need, progress, timed
+from manyheads.cli.common import add_json, add_least_effect, add_seed, emit, need, progress, timed
 from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
 
@@ -45,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--map-tokens", metavar="N", default="2048", help="show where heads look in N tokens (default 2048)"
     )
     parser.add_argument("--conllu", metavar="FILE", default="", help="sentences with gold heads, for syntactic roles")
+    add_least_effect(parser)
     parser.add_argument("--no-heads", action="store_true", help="leave the heads out: cost, parameters, text, cache")
     add_seed(parser)
     add_json(parser)
@@ -67,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
     seconds = quantities.positive("--seconds", options.seconds, 86_400)
     map_tokens = quantities.positive("--map-tokens", options.map_tokens, 32_768)
+    least_effect = quantities.share("--least-effect", options.least_effect)
     contexts = tuple(quantities.contexts(options.context)) if options.context else ()
     if options.dtype not in DTYPES:
         raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
@@ -86,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         threads=threads, dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed,
         command=_command(options),
     )  # fmt: skip
-    heads = [] if options.no_heads else [HeadsSection(options.exact, seconds, map_tokens, sentences)]
+    heads = [] if options.no_heads else [HeadsSection(options.exact, seconds, map_tokens, sentences, least_effect)]
     report = xray(request, say=say, sections=heads)
     _write(report, targets, [widget for section in heads for widget in section.widgets(report.data["heads"])])
     options.output = None  # it named a folder for the files; the report itself goes to stdout
@@ -155,7 +157,10 @@ def _content(path: str) -> bytes | None:
 def _command(options: argparse.Namespace) -> str:
     """The command as it could be typed again: what is not at its default."""
     words = ["manyheads", "xray", *([options.model] if options.model else [])]
-    defaults = {"tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "seconds": "180", "map_tokens": "2048"}
+    defaults = {
+        "tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "seconds": "180", "map_tokens": "2048",
+        "least_effect": "0.1",
+    }  # fmt: skip
     for name in (
         "revision",
         "assume",
@@ -170,6 +175,7 @@ def _command(options: argparse.Namespace) -> str:
         "exact",
         "map_tokens",
         "conllu",
+        "least_effect",
         "no_heads",
         "seed",
         "output",

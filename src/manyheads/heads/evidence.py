@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,12 +11,15 @@ import numpy as np
 from manyheads.heads.address import Head
 from manyheads.heads.significance import benjamini_hochberg, bootstrap, paired_t, unit_mean
 
-__all__ = ["HOLDS", "LEAST_EFFECT", "Evidence", "Role", "beside", "corrected", "from_units"]
+__all__ = ["HOLDS", "LEAST_EFFECT", "SINK", "Evidence", "Role", "beside", "corrected", "from_units", "weaker"]
 
 LEAST_EFFECT = 0.1
-"""A head is given a role where its score is above the control by this much: with many windows a hair is significant."""
+"""A head is given a role where its score is above the control by this much, unless another number is asked for: with many
+windows a hair is significant."""
 
 HOLDS = "holds"
+SINK = "first token"
+"""The role of nearly all heads of some models, which says little: it is told apart from the others."""
 _NOT_ABOVE = "not above its control"
 _SMALL = "above its control, but by too little"
 _CRITERION = "above its control, but below the criterion"
@@ -52,9 +55,11 @@ class Evidence:
     """One role, all heads it was looked for in; arrays are (heads,). NaN where a head could not be tested.
 
     name       the role          what      what the score is a share of
-    control    what it is held against; `null` is its value
+    control    what it is held against; `null` is its value, of several controls the largest
+    p_value    of several tests that all must be passed the largest, which is a p-value of "not all of them are"
     least_score   what the score must reach besides, 0 for nothing
     fdr        the false discovery rate that the verdicts hold at, over all tests of the report
+    least_effect  how far the score must be above the control
     """
 
     name: str
@@ -73,6 +78,7 @@ class Evidence:
     least_score: float = 0.0
     chosen_null: np.ndarray | None = None
     fdr: float = 0.05
+    least_effect: float = LEAST_EFFECT
 
     @property
     def effect(self) -> np.ndarray:
@@ -111,7 +117,7 @@ class Evidence:
             return _NOT_TESTED
         if not q_value <= self.fdr or score <= null:
             return _NOT_ABOVE
-        if score - null < LEAST_EFFECT:
+        if score - null < self.least_effect:
             return _SMALL
         return HOLDS if score >= self.least_score else _CRITERION
 
@@ -127,20 +133,54 @@ def from_units(
     detail: Sequence[str] = (),
     least_score: float = 0.0,
 ) -> Evidence:
-    """Evidence from `values` (units, heads, 2), score and control of each unit: units of even number are the half that
-    choices are made on, the others are scored. The interval is a bootstrap over units, the test a paired t of them.
+    """Evidence from `values` (units, heads, 1 + controls), the score of each unit and what it is held against; a control that is
+    NaN in all units of a head is none of that head. Units of even number are the half that choices are made on, the others are
+    scored. The interval is a bootstrap over units; the test a paired t of them against each control, of which the largest p-value
+    counts.
     """
-    chosen, scored = values[0::2], values[1::2]
-    score, null = (unit_mean(scored[:, :, side]) for side in (0, 1))
+    chosen, scored = unit_mean(values[0::2]), values[1::2]
+    p_values = paired_t(scored[:, :, :1] - scored[:, :, 1:])
     low, high = bootstrap(scored[:, :, 0], seed=seed)
-    p_value = paired_t(scored[:, :, 0] - scored[:, :, 1])
+    means = unit_mean(scored)
     return Evidence(
-        name, what, control, heads, tuple(detail) or ("",) * len(heads), unit_mean(chosen[:, :, 0]), score, null, low, high,
-        p_value, np.full(len(heads), np.nan), len(scored), least_score, unit_mean(chosen[:, :, 1]),
+        name, what, control, heads, tuple(detail) or ("",) * len(heads), chosen[:, 0], means[:, 0], _largest(means[:, 1:]), low,
+        high, _largest(p_values), np.full(len(heads), np.nan), len(scored), least_score, _largest(chosen[:, 1:]),
     )  # fmt: skip
 
 
-def corrected(found: Sequence[Evidence], *, fdr: float) -> tuple[tuple[Evidence, ...], int]:
+def _largest(values: np.ndarray) -> np.ndarray:
+    """The largest of each row; NaN only where all of them are."""
+    there = ~np.isnan(values)
+    return np.where(there.any(1), np.where(there, values, -np.inf).max(1), np.nan)
+
+
+def weaker(name: str, parts: Mapping[str, Evidence], *, what: str, control: str) -> Evidence:
+    """A role that must show in each of `parts`: of every head the figures of the part where it is least above its control, and the
+    largest p-value. NaN where a part could not be tested."""
+    each = tuple(parts.values())
+    effects = np.stack([one.effect for one in each])
+    least = np.where(np.isnan(effects), -np.inf, effects).argmin(0)
+    behind = np.stack([one.ahead for one in each])
+    worst = np.where(np.isnan(behind), -np.inf, behind).argmin(0)
+    heads = np.arange(effects.shape[1])
+
+    def taken(name: str, which: np.ndarray) -> np.ndarray:
+        return np.stack([np.asarray(getattr(one, name)) for one in each])[which, heads]
+
+    detail = [
+        "; ".join(f"{part} {one.score[at]:.2f} against {one.null[at]:.2f}" for part, one in parts.items()) for at in heads
+    ]  # fmt: skip
+    score, null, low, high = (taken(figure, least) for figure in ("score", "null", "low", "high"))
+    return Evidence(
+        name, what, control, each[0].heads, tuple(detail), taken("chosen", worst), score, null, low, high,
+        np.max([one.p_value for one in each], axis=0), each[0].q_value, min(one.units for one in each),
+        chosen_null=taken("chosen_null", worst),
+    )  # fmt: skip
+
+
+def corrected(
+    found: Sequence[Evidence], *, fdr: float, least_effect: float = LEAST_EFFECT
+) -> tuple[tuple[Evidence, ...], int]:
     """The same with q-values over all heads and roles together (Benjamini and Hochberg), and the number of tests."""
     if not found:
         return (), 0
@@ -148,7 +188,9 @@ def corrected(found: Sequence[Evidence], *, fdr: float) -> tuple[tuple[Evidence,
     q_values = benjamini_hochberg(together)
     ends = np.cumsum([len(one.heads) for one in found])
     parts = np.split(q_values, ends[:-1])
-    made = tuple(replace(one, q_value=part, fdr=fdr) for one, part in zip(found, parts, strict=True))
+    made = tuple(
+        replace(one, q_value=part, fdr=fdr, least_effect=least_effect) for one, part in zip(found, parts, strict=True)
+    )
     return made, int((~np.isnan(together)).sum())
 
 

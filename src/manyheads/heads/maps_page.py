@@ -28,6 +28,7 @@ _MOST_TICKS = 16
 _LOOKS = {
     "first token": "F", "previous token": "P", "itself": "S", "induction": "In", "duplicate token": "Du",
     "coreference": "Co", "delimiter": "D", "rare token": "R", "positional": "Po", "fixed offset": "Of", "next token": "N",
+    "local window": "L",
 }  # fmt: skip
 """The letters of each role that we know; its place here is its colour in heads.css. All others share one colour."""
 

@@ -22,6 +22,7 @@ from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.batches import windows
 from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.detectors import vocabulary
+from manyheads.heads.evidence import LEAST_EFFECT
 from manyheads.heads.importance import importance
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.objective import objective, reads_with_decoder
@@ -56,6 +57,7 @@ class Request:
     bos          whether a beginning-of-text token stands before each window; None: as the tokenizer does
     head         the address of one head, "" for all
     roles        whether roles are tested; conllu  a CoNLL-U file for the syntactic ones, "" for none
+    least_effect how far above its control the score of a role must be
     importance   of IMPORTANCE
     """
 
@@ -67,6 +69,7 @@ class Request:
     head: str = ""
     roles: bool = True
     conllu: str = ""
+    least_effect: float = LEAST_EFFECT
     importance: str = IMPORTANCE[0]
     revision: str | None = None
     assume: str = ""
@@ -207,7 +210,7 @@ def _roles(
         text = loaded.tokenizer.decode(ids)
         return roles(
             loaded.model, loaded.tokenizer, texts=[text], conllu=sentences, seed=request.seed,
-            bos=request.bos, say=say,
+            bos=request.bos, least_effect=request.least_effect, say=say,
         ), ""  # fmt: skip
     except ManyheadsError as error:
         if sentences is not None:

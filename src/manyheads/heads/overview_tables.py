@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from manyheads.heads.evidence import SINK
 from manyheads.heads.left_out import left_out_notes
-from manyheads.heads.role_tables import ORDER, by_reason, controls, correction, role_name, two
+from manyheads.heads.role_tables import ORDER, by_reason, controls, correction, counted, role_name, two
 from manyheads.models.scoring import GOES_ON
 from manyheads.report.value import Column, Report, Table
 
@@ -98,12 +99,13 @@ def _clearest(told: Mapping[str, Any]) -> list[Table]:
             name = role_name(role["role"], head["detail"])
             rows.append((name, head["head"], two(head["score"]), interval, two(head["null"])))
     columns = (Column("role"), Column("head"), Column("score", "right"), Column("95%"), Column("control", "right"))
-    notes = (
-        correction(told["roles"]),
-        ORDER,
-        *by_reason(told["roles"]["not_tested"]),
-        *left_out_notes(told["roles"]["left_out"]),
+    sinks = sum(
+        head["verdict"] == "holds" for role in told["roles"]["roles"] if role["role"] == SINK for head in role["heads"]
     )
+    notes = (
+        *counted((head["role"] for head in told["heads"]), sinks), correction(told["roles"]), ORDER,
+        *by_reason(told["roles"]["not_tested"]), *left_out_notes(told["roles"]["left_out"]),
+    )  # fmt: skip
     return [Table("Which heads have a role that beats its control?", columns, tuple(rows), notes)]
 
 
@@ -157,10 +159,11 @@ def _distances(told: Mapping[str, Any]) -> Table:
 def _its_roles(told: Mapping[str, Any]) -> list[Table]:
     if told["roles"] is None:
         return []
-    rows = []
+    rows, kinds = [], []
     for role in told["roles"]["roles"]:
         for head in role["heads"]:
             if head["head"] == told["one"]["head"]:
+                kinds += [f"coreference, by kind: {head['detail']}"] if role["role"] == "coreference" else []
                 interval = f"{two(head['low'])} to {two(head['high'])}"
                 name = role_name(role["role"], head["detail"])
                 rows.append(
@@ -172,6 +175,7 @@ def _its_roles(told: Mapping[str, Any]) -> list[Table]:
     )  # fmt: skip
     notes = (
         correction(told["roles"]),
+        *kinds,
         *by_reason(told["roles"]["not_tested"]),
         *left_out_notes(told["roles"]["left_out"]),
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from manyheads.heads.evidence import SINK
 from manyheads.report.value import Column, Table
 
-__all__ = ["CONTROLS", "ORDER", "SHOWN_FIRST", "by_reason", "controls", "correction", "role_name", "two"]
+__all__ = ["CONTROLS", "ORDER", "SHOWN_FIRST", "by_reason", "controls", "correction", "counted", "role_name", "two"]
 
 CONTROLS = "What is a role scored by, and what is it held against?"
 ORDER = (
@@ -15,7 +16,7 @@ ORDER = (
 )
 SHOWN_FIRST = ("induction", "duplicate token", "previous token")
 """The map that is open first is of the clearest head of the first of these roles: few heads have it, and it can be seen."""
-_WITH_DISTANCE = ("fixed offset", "positional")
+_WITH_DISTANCE = ("fixed offset", "positional", "local window")
 
 
 def controls(roles: Iterable[Mapping[str, Any]], holding: Iterable[int]) -> Table:
@@ -27,11 +28,21 @@ def controls(roles: Iterable[Mapping[str, Any]], holding: Iterable[int]) -> Tabl
     return Table(CONTROLS, columns, rows)
 
 
+def counted(labels: Iterable[str], sinks: int) -> list[str]:
+    """How many heads have a role, and of which the first token is the role that they hold: `sinks` in all."""
+    every = list(labels)
+    alone = sum(label == SINK for label in every)
+    found = [f"{sum(label not in ('', SINK) for label in every)} of {len(every)} heads have a role beside the sink"]
+    if sinks:
+        found.append(f"the sink: {sinks} heads look at the first token, {alone} of which have no other role")
+    return found
+
+
 def correction(own: Mapping[str, Any]) -> str:
     """How many tests there were, and what was done about it."""
     return (
-        f"false discovery rate {own['fdr']:.0%} over all {own['tests']:,} tests (Benjamini and Hochberg), with windows as units: "
-        "verdicts are about this text"
+        f"a role is {own['least_effect']:g} or more above its control, at a false discovery rate of {own['fdr']:.0%} over all "
+        f"{own['tests']:,} tests (Benjamini and Hochberg), with windows as units: verdicts are about this text"
     )
 
 

@@ -6,7 +6,7 @@
 
 Choices (the best offset, the direction, which head is shown first) are made on one half of the windows or sentences, and all
 figures are of the other. All heads are tested for all roles, and a verdict holds where its false discovery rate over all of
-these tests is at most `fdr`, the score is at least 0.1 above the control, and any criterion of the role is met.
+these tests is at most `fdr`, the score is at least `least_effect` above each control, and any criterion of the role is met.
 """
 
 from __future__ import annotations
@@ -16,41 +16,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, OneHead, address, format_head
 from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.conllu import Sentence, read_conllu
-from manyheads.heads.coreference import coreference
-from manyheads.heads.detectors import FARTHEST, TEXT_MEASURES, measure_text, vocabulary
-from manyheads.heads.evidence import HOLDS, Evidence, Role, beside, corrected, from_units
+from manyheads.heads.coreference import KINDS, coreference
+from manyheads.heads.evidence import HOLDS, LEAST_EFFECT, SINK, Evidence, Role, beside, corrected, from_units, weaker
 from manyheads.heads.induction import induction
-from manyheads.heads.left_out import LeftOut, present
-from manyheads.heads.significance import unit_mean
+from manyheads.heads.left_out import LeftOut
 from manyheads.heads.syntax import DIRECTIONS, LEAST_INSTANCES, RelationScores, collect, judge, too_rare
-from manyheads.heads.watching import Batch, longest_text, watch
+from manyheads.heads.text_roles import POSITIONAL_SHARE, WINDOW_TOKENS, WITHOUT, cut, text_roles, unread
+from manyheads.heads.watching import longest_text
 from manyheads.models.scoring import token_ids
 from manyheads.report.jsonform import finite
 
 __all__ = ["POSITIONAL_SHARE", "Role", "RoleReport", "roles"]
-
-POSITIONAL_SHARE = 0.9
-"""Voita et al. call a head positional where one offset has the largest weight in this share of cases (facts.md A47)."""
-SINK = "first token"
-WINDOW_TOKENS = 128
-MOST_WINDOWS = 24
-LEAST_WINDOWS = 8
-_SHORTEST_WINDOW = 16
-_AT_ONCE = 4
-
-_WITHOUT = {
-    "next token": "no head of this model sees the token after: its attention is causal",
-    "delimiter": "no token of the text is a delimiter",
-    "rare token": "every token of the text comes more than once",
-    "duplicate token": "no token of a window comes twice",
-}
-"""Why a role could not be tested in any head."""
 
 Say = Callable[[str], None]
 
@@ -61,6 +42,7 @@ class RoleReport:
 
     evidence     one entry a role that could be tested; `not_tested`: (role, why) for the others
     fdr, tests   the false discovery rate of the verdicts, and over how many tests
+    least_effect how far above its control a score must be
     bos          what stood before and after the texts, and who decided it
     windows, window_tokens   how the texts were cut
     left_out     what was given and not used, and why
@@ -69,6 +51,7 @@ class RoleReport:
     evidence: tuple[Evidence, ...]
     not_tested: tuple[tuple[str, str], ...]
     fdr: float
+    least_effect: float
     tests: int
     bos: str
     seed: int
@@ -120,7 +103,7 @@ class RoleReport:
     def as_json(self) -> dict[str, Any]:
         """Everything, for JSON: NaN becomes null, heads become addresses."""
         return {
-            "fdr": self.fdr, "tests": self.tests, "bos": self.bos, "seed": self.seed, "windows": self.windows,
+            "fdr": self.fdr, "least_effect": self.least_effect, "tests": self.tests, "bos": self.bos, "seed": self.seed, "windows": self.windows,
             "window_tokens": self.window_tokens,
             "not_tested": [{"role": name, "why": why} for name, why in self.not_tested],
             "left_out": [one.as_json() for one in self.left_out],
@@ -153,6 +136,7 @@ def roles(
     seed: int = 0,
     bos: bool | None = None,
     fdr: float = 0.05,
+    least_effect: float = LEAST_EFFECT,
     say: Say = lambda _: None,
 ) -> RoleReport:
     """Test every head of `model` for every role.
@@ -161,6 +145,7 @@ def roles(
     conllu   a CoNLL-U file, or its sentences, for the syntactic roles; without it they are not tested
     bos      whether a beginning-of-text token stands before each window; None: as the tokenizer does. Recorded in `bos`
     fdr      the false discovery rate of the verdicts
+    least_effect   how far above its control a score must be besides, a share; with many windows a hair is significant
     say      is told what is being done
 
     Raises ManyheadsError, one line: no tokenizer, less than two tokens of text, a model that takes no text, broken CoNLL-U;
@@ -168,6 +153,10 @@ def roles(
     """
     if not 0 < fdr < 1:
         raise ManyheadsError(f"a false discovery rate of {fdr} was asked for; valid: between 0 and 1, such as 0.05")
+    if not 0 <= least_effect < 1:
+        raise ManyheadsError(
+            f"a least effect of {least_effect} was asked for; valid: a share from 0 to below 1, such as 0.1"
+        )
     around = frame(tokenizer, bos=bos)
     given = [texts] if isinstance(texts, str) else list(texts)
     if not given:
@@ -176,113 +165,38 @@ def roles(
         token for number, text in enumerate(given, 1) for token in token_ids(tokenizer, text, named=f"text {number}")
     ]
     sentences = read_conllu(conllu) if isinstance(conllu, str) else conllu
-    windows, width = _windows(ids, longest_text(model, WINDOW_TOKENS + len(around.before) + len(around.after)), around)
-    found: list[Evidence] = []
-    not_tested: list[tuple[str, str]] = []
+    windows, width = cut(ids, longest_text(model, WINDOW_TOKENS + len(around.before) + len(around.after)), around)
     say(f"roles: {len(windows)} windows of {width} tokens")
-    _text_roles(found, not_tested, model, tokenizer, ids=ids, windows=windows, around=around, seed=seed)
+    found, not_tested = text_roles(model, tokenizer, ids=ids, windows=windows, around=around, seed=seed)
     say("roles: induction, on blocks of random tokens")
     heads, scores = induction(model, tokenizer, around=around, seed=seed)
     found.append(from_units("induction", heads, scores, seed=seed, what="attention to the token after one's like",
                             control="two different blocks"))  # fmt: skip
     say("roles: coreference, on template sentences")
-    heads, scores = coreference(model, tokenizer, around=around)
-    found.append(from_units("coreference", heads, scores, seed=seed, what="attention from a pronoun to its antecedent",
-                            control="the distractor"))  # fmt: skip
+    found.append(_coreference(model, tokenizer, around=around, seed=seed))
     left_out = (
-        *_unread(ids, windows, width),
+        *unread(ids, windows, width),
         *_syntactic(found, not_tested, model, tokenizer, sentences=sentences, around=around, say=say),
     )
     kept = tuple(one for one in found if not np.isnan(one.p_value).all())
-    not_tested += [(one.name, _WITHOUT.get(one.name, "no text here asks for it")) for one in found if one not in kept]
-    evidence, tests = corrected(kept, fdr=fdr)
-    return RoleReport(evidence, tuple(not_tested), fdr, tests, around.said, seed, len(windows), width, left_out)
+    not_tested += [(one.name, WITHOUT.get(one.name, "no text here asks for it")) for one in found if one not in kept]
+    evidence, tests = corrected(kept, fdr=fdr, least_effect=least_effect)
+    return RoleReport(
+        evidence, tuple(not_tested), fdr, least_effect, tests, around.said, seed, len(windows), width, left_out
+    )
 
 
-def _windows(ids: Sequence[int], longest: int, around: Frame) -> tuple[list[list[int]], int]:
-    """Windows of the text that do not overlap, spread over all of it; shorter ones where there is little text."""
-    room = longest - len(around.before) - len(around.after)
-    width = max(2, min(WINDOW_TOKENS, room, max(_SHORTEST_WINDOW, len(ids) // (2 * LEAST_WINDOWS)), len(ids)))
-    count = len(ids) // width
-    if count > MOST_WINDOWS:
-        starts = [number * (len(ids) - width) // (MOST_WINDOWS - 1) for number in range(MOST_WINDOWS)]
-    else:
-        starts = [number * width for number in range(count)]
-    return [list(ids[start : start + width]) for start in starts], width
-
-
-def _unread(ids: Sequence[int], windows: Sequence[Sequence[int]], width: int) -> tuple[LeftOut, ...]:
-    why = f"roles of ordinary text are told from at most {MOST_WINDOWS} windows of {width} tokens, spread over it"
-    return present(LeftOut("tokens", len(ids) - len(windows) * width, len(ids), why))
-
-
-def _text_roles(
-    found: list[Evidence], not_tested: list[tuple[str, str]], model: Any, tokenizer: Any, *, ids: Sequence[int],
-    windows: Sequence[Sequence[int]], around: Frame, seed: int,
-) -> None:  # fmt: skip
-    """The roles that ordinary text shows."""
-    if len(windows) < LEAST_WINDOWS:
-        why = (
-            f"the text gives {len(windows)} windows of {len(windows[0])} tokens; expected at least {LEAST_WINDOWS} of "
-            f"{_SHORTEST_WINDOW}, half of them to choose on and half to score"
-        )
-        not_tested += [(name, why) for name in ("previous token", "next token", "itself", "fixed offset", "positional",
-                                                SINK, "delimiter", "rare token", "duplicate token")]  # fmt: skip
-        return
-    words = vocabulary(tokenizer, ids, marks=around.after)
-    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
-    batches = []
-    for at in range(0, len(windows), _AT_ONCE):
-        part = windows[at : at + _AT_ONCE]
-        rows = torch.tensor([[*around.before, *window, *around.after] for window in part])
-        targets = torch.tensor([[start, *window] for window in part]) if isinstance(start, int) else None
-        batches.append(Batch(rows, targets))
-    content = slice(len(around.before), len(around.before) + len(windows[0]))
-    heads, scores = watch(model, batches, lambda look, _: measure_text(look, words=words, rows=content))
-    found += _position_roles(heads, scores, seed=seed)
-    others = {
-        SINK: ("attention to the first token", "the second token"),
-        "delimiter": ("attention to punctuation, line ends and separators", "as many random keys"),
-        "rare token": ("attention to tokens that come once in the text", "as many random keys"),
-        "duplicate token": (
-            "attention to other places of the same token",
-            "what other queries give these keys, or an even spread",
-        ),
+def _coreference(model: Any, tokenizer: Any, *, around: Frame, seed: int) -> Evidence:
+    """Coreference, which must show in each kind of pronouns."""
+    what, control = "attention from a pronoun to its antecedent", "the distractor"
+    heads, scores = coreference(model, tokenizer, around=around)
+    kinds = {
+        kind: from_units("coreference", heads, scores[:, at], seed=seed, what=what, control=control)
+        for at, kind in enumerate(KINDS)
     }
-    for name, (what, control) in others.items():
-        values = scores[:, :, TEXT_MEASURES.index(name)]
-        found.append(from_units(name, heads, values, seed=seed, what=what, control=control))
-
-
-def _position_roles(heads: tuple[Head, ...], scores: np.ndarray, *, seed: int) -> list[Evidence]:
-    """Roles of position, from `scores` (windows, heads, measures, 2); the offset is chosen on the even windows."""
-    others = "what other queries give these keys, or an even spread"
-    made = [
-        from_units(name, heads, scores[:, :, TEXT_MEASURES.index(f"mass {offset:+d}")], seed=seed, control=others,
-                   what=f"attention to {what}")
-        for name, offset, what in (("previous token", -1, "the token before"), ("next token", 1, "the token after"),
-                                   ("itself", 0, "the query's own token"))
-    ]  # fmt: skip
-    far = [offset for offset in range(-FARTHEST, FARTHEST + 1) if abs(offset) >= 2]
-    values, detail = _best_offset(scores, "mass", far)
-    made.append(from_units("fixed offset", heads, values, seed=seed, detail=detail, control=others,
-                           what=f"attention to the token at one distance, 2 to {FARTHEST} away"))  # fmt: skip
-    values, detail = _best_offset(scores, "peak", [offset for offset in range(-FARTHEST, FARTHEST + 1) if offset])
-    made.append(from_units(
-        "positional", heads, values, seed=seed, detail=detail, control="how often these keys have the largest weight of other queries",
-        what=f"queries whose largest weight is at one distance; at least {POSITIONAL_SHARE:.0%} (Voita et al. 2019)",
-        least_score=POSITIONAL_SHARE,
-    ))  # fmt: skip
-    return made
-
-
-def _best_offset(scores: np.ndarray, kind: str, offsets: Sequence[int]) -> tuple[np.ndarray, list[str]]:
-    """Of each head the offset with the highest score on the even windows: its values (windows, heads, 2), its name."""
-    of_each = scores[:, :, [TEXT_MEASURES.index(f"{kind} {offset:+d}") for offset in offsets]]
-    chosen = unit_mean(of_each[0::2, :, :, 0])
-    best = np.where(np.isnan(chosen), -np.inf, chosen).argmax(1)
-    heads = np.arange(of_each.shape[1])
-    return of_each[:, heads, best], [beside(offsets[at]) for at in best]
+    return weaker(
+        "coreference", kinds, what=f"{what}; of {' and '.join(KINDS)} the pair that shows less", control=control
+    )
 
 
 def _syntactic(

@@ -15,6 +15,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.conllu import Sentence
 from manyheads.heads.effects import SECONDS
+from manyheads.heads.evidence import LEAST_EFFECT
 from manyheads.heads.map_text import MAP_TOKENS, map_text
 from manyheads.heads.maps import HeadMaps, fit, head_maps
 from manyheads.heads.maps_page import HeadNote, grid_widget, maps_widget, token_texts
@@ -41,12 +42,14 @@ class HeadsSection:
     seconds     begin no new work on taking heads out after that
     map_tokens  tokens of the text that the maps show
     conllu      sentences with gold heads, for the syntactic roles
+    least_effect   how far above its control the score of a role must be
     """
 
     exact: bool = False
     seconds: float = SECONDS
     map_tokens: int = MAP_TOKENS
     conllu: Sequence[Sentence] | None = None
+    least_effect: float = LEAST_EFFECT
     _maps: HeadMaps | None = field(default=None, init=False)
     _texts: dict[str, list[str]] = field(default_factory=dict, init=False)
 
@@ -82,7 +85,7 @@ class HeadsSection:
         bos = run.bos or (False if run.stack.encoder is None else None)
         found = roles(
             run.loaded.model, run.loaded.tokenizer, texts=[_read(run)], conllu=self.conllu, seed=run.seed,
-            bos=bos, say=say,
+            bos=bos, least_effect=self.least_effect, say=say,
         )  # fmt: skip
         told = _told_roles(found)
         if not run.bos:
@@ -158,7 +161,7 @@ def _told_roles(found: RoleReport) -> dict[str, Any]:
             {"role": one.name, "score_is": one.what, "control": one.control, "holding": len(holding), "heads": heads}
         )
     return {
-        "fdr": found.fdr, "tests": found.tests, "bos": found.bos, "windows": found.windows,
+        "fdr": found.fdr, "least_effect": found.least_effect, "tests": found.tests, "bos": found.bos, "windows": found.windows,
         "window_tokens": found.window_tokens, "roles": rows,
         "not_tested": [{"role": name, "why": why} for name, why in found.not_tested],
         "left_out": [one.as_json() for one in found.left_out],

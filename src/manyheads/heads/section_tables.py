@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.heads.address import format_head, parse_head
+from manyheads.heads.evidence import SINK
 from manyheads.heads.left_out import left_out_notes
 from manyheads.heads.matter_tables import FIRST, MATTER, first_table, matter_table
-from manyheads.heads.role_tables import CONTROLS, ORDER, by_reason, controls, correction, role_name, two
-from manyheads.heads.roles import SINK
+from manyheads.heads.role_tables import CONTROLS, ORDER, by_reason, controls, correction, counted, role_name, two
 from manyheads.report import units
 from manyheads.report.value import Column, Table
 
@@ -44,11 +44,8 @@ def _roles(data: Data) -> Table:
         for one in own["roles"]
         for row in one["heads"][:CLEAREST]
     ]  # fmt: skip
-    labels = [label for label in own["labels"].values() if label]
-    sinks = sum(label == SINK for label in labels)
-    alone = f", {sinks} of them only as a sink, by looking at the first token" if sinks else ""
     notes = [
-        f"{len(labels)} of {len(own['labels'])} heads have a role that beats its control{alone}",
+        *counted(own["labels"].values(), sum(one["holding"] for one in own["roles"] if one["role"] == SINK)),
         correction(own),
         ORDER,
         f"{own['windows']} windows of {own['window_tokens']} tokens; {own['bos']}",

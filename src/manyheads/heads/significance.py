@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 __all__ = ["benjamini_hochberg", "binomial_tail", "bootstrap", "mean_interval", "paired_t", "student_quantile",
-           "student_tail", "unit_mean", "wilson"]  # fmt: skip
+           "student_tail", "student_tails", "unit_mean", "wilson"]  # fmt: skip
 
 _Z_95 = 1.959963984540054
 
@@ -119,6 +119,16 @@ def student_tail(t: float, degrees: int) -> float:
     """P(T >= t) for Student's t: half the regularised incomplete beta I_x(ν/2, 1/2) at x = ν / (ν + t²)."""
     half = 0.5 * _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
     return half if t >= 0 else 1.0 - half
+
+
+def student_tails(above: np.ndarray, error: np.ndarray, degrees: np.ndarray) -> np.ndarray:
+    """`student_tail` of each `above` / `error`; without any spread 0 for what is above and 1 for what is not; NaN stays NaN."""
+    found = np.full(above.shape, np.nan)
+    for at in np.flatnonzero(~np.isnan(above)):
+        spread = float(error[at])
+        sure = 0.0 if above[at] > 0 else 1.0
+        found[at] = student_tail(float(above[at]) / spread, int(degrees[at])) if spread > 0 else sure
+    return found
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
