@@ -273,3 +273,7 @@ def _role(name: str, found: Sequence[RoleReport]) -> str:
 def at(report: RoleReport, effect: float) -> list[Any]:
     """The same evidence, with another least effect."""
     return [replace(one, least_effect=effect) for one in report.evidence]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("numba")
 
+from manyheads.heads.evidence import LEAST_EFFECT  # noqa: E402
+
 TEXT = "the cat sat on the mat, and the dog ran after the cat. " * 6
 
 
@@ -168,6 +170,18 @@ def test_roles_are_tested_and_the_bos_is_said(capsys: Any, tiny: Any, text: str)
     assert "roles: " in err
 
 
+def test_the_least_effect_is_told_and_is_what_python_takes(capsys: Any, tiny: Any, text: str) -> None:
+    words = (tiny("llama"), "--text", text, "--threads", "1", "--importance", "none", "--json")
+    for asked, expected in (((), LEAST_EFFECT), (("--least-effect", "0.25"), 0.25)):
+        status, out, _ = run(capsys, *words, *asked)
+        assert status == 0
+        assert json.loads(out)["roles"]["least_effect"] == expected
+    status, out, _ = run(capsys, *words[:-1], "--least-effect", "0.25")
+    said = " ".join(out.split())
+    assert "a role is 0.25 or more above its control" in said
+    assert "0 of 8 heads have a role beside the sink" in said
+
+
 def test_a_page_to_look_into_where_the_file_s_name_asks_for_one(
     capsys: Any, tiny: Any, text: str, tmp_path: Path
 ) -> None:
@@ -212,6 +226,9 @@ def test_an_address_without_a_stage_is_the_decoder_s(capsys: Any, tiny: Any, tex
         (["--window", "none"], "--window"),
         (["--csv", "--json"], "--csv and --json are two forms of one answer"),
         (["--importance", "guess"], "'guess' is not one of first-order, zero, mean, resample, none"),
+        (["--least-effect", "1"], "--least-effect '1' is not a share from 0 to below 1, such as 0.1"),
+        (["--least-effect", "nan"], "--least-effect 'nan' is not a share"),
+        (["--least-effect", "a tenth"], "--least-effect 'a tenth' is not a share"),
         (["--dtype", "int3"], "--dtype 'int3' is not one of fp32, bf16, fp16"),
         (["--text", "missing.txt"], "--text missing.txt: no such file"),
         (["--conllu", "missing.conllu"], "missing.conllu"),
