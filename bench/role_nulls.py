@@ -55,12 +55,12 @@ weights of random models are scaled until attention is as peaked as that of a tr
 nats). Such heads like some tokens and some places, and shun others, for no reason; whatever role one is given is a false one.
 Written by
 
-    python bench/role_nulls.py
+    python bench/role_nulls.py --seeds {seeds}
 
 on {date} with transformers {transformers}, torch {torch} and Python {python} on {machine}; {minutes:.0f} minutes. The text is ours,
-24 windows of 128 tokens; syntax: {syntax}. Every model has another seed. Each is tested as a user's model would be, so a false discovery
-rate of 5% means: at most one model in twenty with any role at all. **{held} of {models} models have one** at the least effect that is
-the default, {least:g}.
+24 windows of 128 tokens; syntax: {syntax}. Models of a row have seeds
+0, 1, and so on. Each is tested as a user's model would be, so a false discovery rate of 5% means: at most one model in twenty with any
+role at all. **{held} of {models} models have one** at the least effect that is the default, {least:g}.
 
 | random models | models | heads | tests | q and k | entropy before | after (trained) | with any role at {effects} |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | {lines} |
@@ -159,7 +159,8 @@ def main() -> int:
         rows.append(told)
         found += reports
         print(told, flush=True)
-    options.output.write_text(page(rows, found, sentences, time.perf_counter() - began), encoding="utf-8")
+    minutes = (time.perf_counter() - began) / 60
+    options.output.write_text(page(rows, found, sentences, minutes, options.seeds), encoding="utf-8")
     print(f"wrote {options.output}")
     return 0
 
@@ -249,12 +250,14 @@ def _of_shape(
     return reports, f"| {' | '.join(cells)} |"
 
 
-def page(rows: Sequence[str], found: Sequence[RoleReport], sentences: Sequence[Sentence] | None, seconds: float) -> str:
+def page(
+    rows: Sequence[str], found: Sequence[RoleReport], sentences: Sequence[Sentence] | None, minutes: float, seeds: int
+) -> str:
     names = dict.fromkeys(one.name for report in found for one in report.evidence)
     held = sum(any(one.holds.any() for one in report.evidence) for report in found)
     return TEXT.format(
         date=datetime.datetime.now(tz=datetime.UTC).date(), transformers=transformers.__version__, torch=torch.__version__,
-        python=platform.python_version(), machine=f"{platform.machine()}, {os.cpu_count()} cores", minutes=seconds / 60,
+        python=platform.python_version(), machine=f"{platform.machine()}, {os.cpu_count()} cores", minutes=minutes, seeds=seeds,
         effects=" | ".join(f"{effect:g}" for effect in EFFECTS), least=LEAST_EFFECT, models=len(found), held=held,
         lines=" | ".join("---:" for _ in EFFECTS), rows="\n".join(rows), roles="\n".join(_role(name, found) for name in names),
         syntax=f"the first {len(sentences)} sentences of UD English PUD" if sentences else "not tested here",

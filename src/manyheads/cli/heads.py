@@ -89,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
         raise ManyheadsError(f"--importance {options.importance!r} is not one of {', '.join(IMPORTANCE)}")
     request = Request(
         model, reading, bos=options.bos, head=options.head, roles=options.roles, conllu=options.conllu,
-        least_effect=least_effect, importance=options.importance, revision=options.revision, assume=options.assume, dtype=options.dtype,
+        least_effect=least_effect, importance=options.importance, revision=options.revision, assume=options.assume,
+        dtype=options.dtype,
         device=options.device, threads=threads, seed=options.seed, **numbers,
     )  # fmt: skip
     pictures = Pictures() if page else None
