@@ -283,3 +283,30 @@ def test_what_no_class_is_known_of_may_spell_its_sizes_as_it_likes() -> None:
         .attention
     )
     assert (found.head_dim, found.v_head_dim, found.kv.num_kv_heads) == (12, 10, 2)
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in NOT_DESCRIBED and name != "gptj"])
+def test_how_much_of_a_head_is_turned_is_what_the_class_turns(name: str) -> None:
+    """Half of a head by another key than the class reads is refused by its name; what is read is as long as its table."""
+    case = DECODERS[name]
+    before = {"model_type": case["model_type"], **case["settings"]}
+    attention = read_config(before).stack.main.blocks[0].attention
+    if not isinstance(attention.positions, Rope) or isinstance(attention.kv, Latent):
+        return
+    nested = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    for more in ({}, {"rotary_dim": 2}, {"partial_rotary_factor": 0.5}, {"rotary_pct": 0.5}, nested):
+        if any(key in case["settings"] for key in more) or (more is nested and case["model_type"] == "gpt_neox"):
+            continue
+        try:
+            found = read_config(before | more).stack.main.blocks[0].attention.positions.dim
+        except CheckpointError as error:
+            if not any(key in str(error) for key in (*more, "partial_rotary_factor")):
+                raise
+            continue
+        config = transformers.CONFIG_MAPPING[case["model_type"]](**{**TOKENS, **case["settings"], **more})
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        tables = {
+            2 * t.shape[-1] for key, t in model.named_buffers() if key.endswith("inv_freq") and "original" not in key
+        }
+        assert tables == {found}, more

@@ -28,6 +28,7 @@ from manyheads.checkpoints.tensors import TensorInfo
 from manyheads.errors import CheckpointError
 from manyheads.layer import Attention
 from manyheads.models.store import open_store, to_canonical, to_stored
+from manyheads.models.store_write import write_store
 from tiny_transformers import build
 
 FUSED = ("phi3", "gpt2", "falcon", "bloom")
@@ -215,6 +216,11 @@ def test_heads_that_are_turned_in_part(architecture: str, pairs: bool, turned: i
         layer = Attention(replace(spec, scale=width**-0.5), dtype=torch.float64)
         layer.load({name: each.double() for name, each in store.attention("decoder", 0).items()})
         again = to_stored(store.family, store.stack, store)
+        if turned < width:
+            with pytest.raises(
+                CheckpointError, match=r"a part of each head is turned, as GGUF says and a config\.json"
+            ):
+                write_store(tmp_path / "out", store, config=store.checkpoint.config or {})
     torch.testing.assert_close(layer(x[None])[0], wanted, rtol=1e-9, atol=1e-9)
     assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
 

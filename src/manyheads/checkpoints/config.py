@@ -14,7 +14,7 @@ from manyheads.checkpoints.draft import Doubt, build_decoder
 from manyheads.checkpoints.families import LEFT_OUT, MISLEADING, recognise
 from manyheads.checkpoints.families import family as find_family
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.fields import Fields
+from manyheads.checkpoints.fields import HEAD_SIZES, SPELLINGS, TURNED, Fields
 from manyheads.checkpoints.telltale import is_harmless, is_inert, is_telltale
 from manyheads.errors import CheckpointError, SpecError
 from manyheads.quoting import few, shown, shown_name
@@ -84,9 +84,7 @@ def read_config(config: Mapping[str, Any], *, source: str = "config", assume: st
         defaults = {**family.nested_defaults, **defaults}
         if isinstance(config.get("tie_word_embeddings"), bool):
             defaults["tied"] = config["tie_word_embeddings"]
-    fields = Fields(
-        inner, source=source, spellings=family.spellings, defaults=defaults, any_spelling=family.name == "generic"
-    )
+    fields = Fields(inner, source=source, spellings=family.spellings, defaults=defaults, accepted=_accepted(family))
     fields.used.update(_READ_HERE)
     try:
         stack, found = _read(fields, family, assume)
@@ -98,6 +96,15 @@ def read_config(config: Mapping[str, Any], *, source: str = "config", assume: st
     ignored = tuple(sorted(key for key in unread if is_harmless(key) or (is_telltale(key) and is_inert(inner[key]))))
     unknown = tuple(sorted(set(unread) - set(ignored)))
     return ModelConfig(stack, family.name, _weight_dtype(inner, config), unknown, ignored, (*notes, *found))
+
+
+def _accepted(family: Family) -> dict[str, tuple[str, ...]]:
+    """Of sizes of heads and of what is turned of them, the keys that the family's class reads; {} where no class is known."""
+    if family.name == "generic":
+        return {}
+    sizes = {field: (*family.spellings.get(field, ()), SPELLINGS[field][0]) for field in HEAD_SIZES}
+    read = (*family.rope_share, "rope.dimension_count")  # GGUF's own, which no class reads
+    return sizes | {field: tuple(key for key in SPELLINGS[field] if key in read) for field in TURNED}
 
 
 def text_part(config: Mapping[str, Any], source: str = "config") -> tuple[Mapping[str, Any], list[str]]:

@@ -60,7 +60,8 @@ class Family:
     qk_norm            "" | "head" | "each_head" | "full": always there; `qk_norm_field` only where the flag says so
     positions          "rope" | "alibi" | "buckets" | "learned" | "sinusoidal" (stored, not learned) | "none"
     position_extra     rows of the position table beyond the context (OPT: 2)
-    rope_layout        "halves" | "interleaved"
+    rope_layout        "halves" | "interleaved"; `rope_share`: the keys under which the class reads how much of a head is turned,
+                       none where it turns all of it
     windows            which layers a window acts on where no list says: "all" | "odd" (1st, 3rd, ...) | "odd_below" (of
                        those, the ones below max_window_layers) | "from_layer" | "pattern"; `window_period`: every
                        how-manieth layer is full
@@ -103,6 +104,7 @@ class Family:
     positions: str = "rope"
     position_extra: int = 0
     rope_layout: str = "halves"
+    rope_share: tuple[str, ...] = ()
     windows: str = ""
     window_period: int = 0
     moe: bool = False

@@ -10,7 +10,7 @@ from manyheads.errors import CheckpointError
 from manyheads.quoting import shown
 from manyheads.spec.check import LARGEST_SIZE
 
-__all__ = ["HEAD_SIZES", "SPELLINGS", "Fields"]
+__all__ = ["HEAD_SIZES", "SPELLINGS", "TURNED", "Fields"]
 
 # Canonical name: the keys that published configs use for it, the commonest first.
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "rope_scaling": ("rope_scaling",),
     "rope_parameters": ("rope_parameters",),
     "rope_fraction": ("partial_rotary_factor", "rotary_pct", "rope_pct"),
-    "rope_dim": ("rotary_dim",),
+    "rope_dim": ("rotary_dim", "rope.dimension_count"),
     "rope_interleave": ("rope_interleave", "rope_interleaved"),
     "original_context": ("original_max_position_embeddings",),
     "encoder_layers": ("encoder_layers", "num_hidden_layers"),
@@ -74,8 +74,10 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# Sizes of heads: a key that a class does not read says nothing of its weights, so no other spelling stands in for its own.
+# Sizes of heads, and how much of them is turned: a key that a class does not read says nothing of its model, so no other
+# spelling stands in for its own.
 HEAD_SIZES = ("head_dim", "v_head_dim", "kv_heads")
+TURNED = ("rope_dim", "rope_fraction")
 
 
 class Fields:
@@ -92,11 +94,11 @@ class Fields:
         source: str,
         spellings: Mapping[str, tuple[str, ...]] | None = None,
         defaults: Mapping[str, Any] | None = None,
-        any_spelling: bool = True,
+        accepted: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """`any_spelling`: sizes of heads are read under whatever name, as nothing says which class reads them."""
+        """`accepted`: the only keys of some fields, where it is known which ones are read."""
         self.config = config
-        self._any_spelling = any_spelling
+        self._accepted = accepted or {}
         self.source = source
         self.used: set[str] = set()
         self._own = spellings or {}
@@ -104,13 +106,14 @@ class Fields:
 
     def names(self, field: str) -> tuple[str, ...]:
         """Every key that is accepted for `field`."""
-        if field in HEAD_SIZES and not self._any_spelling:
-            return (*self._own.get(field, ()), SPELLINGS[field][0])
+        if field in self._accepted:
+            return self._accepted[field]
         return (*self._own.get(field, ()), *SPELLINGS.get(field, () if field in self._own else (field,)))
 
     def key(self, field: str) -> str:
         """The key under which `field` is given; its first spelling where it is not."""
-        return next((name for name in self.names(field) if name in self.config), self.names(field)[0])
+        names = self.names(field) or SPELLINGS[field]
+        return next((name for name in names if name in self.config), names[0])
 
     def has(self, field: str) -> bool:
         """Whether `field` is given and not null."""
@@ -218,14 +221,16 @@ class Fields:
         `sizes`; `derived`: sizes of which no key is read. They all count as read.
         """
         for field, taken in sizes.items():
-            read = () if field in derived else self.names(field)
-            for key in dict.fromkeys((*self._own.get(field, ()), *SPELLINGS[field])):
-                value = self.config.get(key)
-                if key in read or value is None:
-                    continue
-                self.used.add(key)
-                if value != taken or isinstance(value, bool):
-                    yield key, value, taken
+            for key in self.others(field, () if field in derived else self.names(field)):
+                if self.config[key] != taken or isinstance(self.config[key], bool):
+                    yield key, self.config[key], taken
+
+    def others(self, field: str, read: Collection[str]) -> list[str]:
+        """The keys of `field` that are given beside those that are `read`; they count as read from now on."""
+        spellings = dict.fromkeys((*self._own.get(field, ()), *SPELLINGS[field]))
+        found = [key for key in spellings if key not in read and self.config.get(key) is not None]
+        self.used.update(found)
+        return found
 
     def unread(self) -> Iterator[str]:
         """The keys that nothing has asked for."""

@@ -207,7 +207,7 @@ def _rotation(config: dict[str, Any], own: Mapping[str, object], where: str) -> 
             f"{shown(rotary)}: that they differ is not described"
         )
     if isinstance(rotary, int) and rotary != config.get("head_dim"):
-        config["rotary_dim"] = rotary
+        config["rope.dimension_count"] = rotary
     kind = own.get("rope.scaling.type")
     if kind in ("linear", "yarn"):
         scaling = {
@@ -260,7 +260,7 @@ def _deepseek2(file: _File) -> None:
     values = file.own.get("attention.value_length_mla", file.own.get("attention.value_length"))
     if isinstance(whole, int) and isinstance(rotary, int):
         file.config.update(qk_rope_head_dim=rotary, qk_nope_head_dim=whole - rotary, v_head_dim=values)
-    file.config.pop("rotary_dim", None)
+    file.config.pop("rope.dimension_count", None)
     file.config.update(head_dim=rotary, n_shared_experts=file.own.get("expert_shared_count", 0))
     file.config["num_key_value_heads"] = file.config.get("num_attention_heads")
     file.config.setdefault("q_lora_rank", None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from manyheads.checkpoints.draft import CHUNKED, FULL, KINDS, SLIDING, Draft
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.fields import Fields
+from manyheads.checkpoints.fields import TURNED, Fields
 from manyheads.quoting import shown
 from manyheads.spec.positions import (
     DynamicScaling,
@@ -26,10 +26,18 @@ from manyheads.spec.positions import (
 __all__ = ["read_rope", "yarn_scale_factor"]
 
 _PLAIN = ("", "default", "mrope", "none")
+_WHOLE = "does not read it and turns whole heads"
 
 
 def read_rope(fields: Fields, draft: Draft, family: Family, width: int) -> dict[str, Positions]:
     """The rotary embedding of each kind of layer, for heads (or rotary keys) of `width`."""
+    found = _by_kind(fields, draft, family, width)
+    turned = next((each.dim for each in found.values() if isinstance(each, Rope)), 0)
+    _check_others(fields, draft, family, width, turned)
+    return found
+
+
+def _by_kind(fields: Fields, draft: Draft, family: Family, width: int) -> dict[str, Positions]:
     fields.raw("original_context")
     given = fields.object("rope_parameters")
     old = fields.object("rope_scaling")
@@ -40,7 +48,7 @@ def read_rope(fields: Fields, draft: Draft, family: Family, width: int) -> dict[
     nested = {kind: value for kind, value in parameters.items() if kind in KINDS}
     if not nested:
         full = _rope(fields, draft, family, parameters, theta, width)
-        found = {FULL: full, CHUNKED: full, SLIDING: full}
+        found: dict[str, Positions] = {FULL: full, CHUNKED: full, SLIDING: full}
         if local is not None:  # Gemma 3: windowed layers have a base of their own, and no scaling
             found[SLIDING] = _rope(fields, draft, family, {}, local, width)
         return found
@@ -61,6 +69,9 @@ def _rope(
 ) -> Positions:
     base = fields.as_number("rope_theta", parameters.get("rope_theta")) or theta
     fraction = fields.as_number("partial_rotary_factor", parameters.get("partial_rotary_factor"), zero=True)
+    if fraction is not None and fraction != 1 and not family.rope_share and family.name != "generic":
+        draft.doubt("rope_parameters.partial_rotary_factor", fraction, f"transformers' class of {family.name} {_WHOLE}")
+        fraction = None
     if fraction is None:
         fraction = fields.number("rope_fraction", 1.0, zero=True)
     dim = fields.optional_size("rope_dim", least=0)
@@ -68,14 +79,32 @@ def _rope(
         share = 1.0 if fraction is None else fraction
         if share > 1:
             fields.fail(f"{fields.key('rope_fraction')} must lie in [0, 1], found {share:g}")
-        dim = int(width * share)
-        dim += dim % 2 if dim < width else 0  # an odd share is rounded up to whole pairs
+        dim = _share(width, share)
     if not dim:
         return NoPositions()
     layout = family.rope_layout
     if fields.has("rope_interleave"):
         layout = "interleaved" if fields.flag("rope_interleave") else "halves"
     return Rope(dim, base, layout, _scaling(fields, draft, parameters))
+
+
+def _share(width: int, share: float) -> int:
+    """The elements that are turned; an odd number of them is rounded up to whole pairs."""
+    dim = int(width * share)
+    return dim + (dim % 2 if dim < width else 0)
+
+
+def _check_others(fields: Fields, draft: Draft, family: Family, width: int, dim: int) -> None:
+    """Keys that the class does not read must say what it does."""
+    for field in TURNED:
+        for key in fields.others(field, fields.names(field)):
+            value = fields.config[key]
+            said = fields.as_number(key, value, zero=True) or 0.0
+            if field == "rope_fraction" and said > 1:
+                fields.fail(f"{key} must lie in [0, 1], found {said:g}")
+            if (said if field == "rope_dim" else _share(width, said)) != dim:
+                whole = _WHOLE if dim == width else f"does not read it and turns {dim} of {width} elements"
+                draft.doubt(key, value, f"transformers' class of {family.name} {whole}")
 
 
 def _scaling(fields: Fields, draft: Draft, parameters: Mapping[str, Any]) -> RopeScaling:

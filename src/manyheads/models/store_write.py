@@ -78,6 +78,10 @@ def write_store(
     where = shown_path(target)
     if "quantization_config" in config:
         raise CheckpointError(f"{where}: its configuration says that the weights are quantised; take that key out")
+    if "rope.dimension_count" in config:
+        raise CheckpointError(
+            f"{where}: a part of each head is turned, as GGUF says and a config.json of its family cannot"
+        )
     model = read_config(config, source=where)
     if stack is not None:
         model = replace(model, stack=stack)

@@ -30,6 +30,7 @@ FAMILIES = (
     Family(
         name="glm",
         model_types=("glm",),
+        rope_share=("partial_rotary_factor",),
         defaults=_DEFAULTS,
         bias_fields=(("attention_bias", "qkv"),),
         rope_layout="interleaved",
@@ -40,6 +41,7 @@ FAMILIES = (
     Family(
         name="glm4",
         model_types=("glm4",),
+        rope_share=("partial_rotary_factor",),
         defaults=_DEFAULTS,
         norm_places=("pre_attention", "out_attention", "pre_mlp", "out_mlp"),
         bias_fields=(("attention_bias", "qkv"),),

@@ -23,6 +23,7 @@ FAMILIES = (
     Family(
         name="gpt_neox",
         model_types=("gpt_neox",),
+        rope_share=("rotary_pct",),
         derived=("head_dim", "kv_heads"),
         defaults={"rope_fraction": 0.25, "attention_bias": True, "norm_eps": 1e-5},
         norm="layer",

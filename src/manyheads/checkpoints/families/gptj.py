@@ -25,6 +25,7 @@ FAMILIES = (
     Family(
         name="gptj",
         model_types=("gptj",),
+        rope_share=("rotary_dim",),
         derived=("head_dim", "kv_heads"),
         spellings={"context": ("n_positions",)},
         defaults={"context": 2048, "rope_dim": 64, "norm_eps": 1e-5},

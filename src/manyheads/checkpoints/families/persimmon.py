@@ -21,6 +21,7 @@ FAMILIES = (
     Family(
         name="persimmon",
         model_types=("persimmon",),
+        rope_share=("partial_rotary_factor",),
         derived=("head_dim", "kv_heads"),
         defaults={"rope_fraction": 0.5, "qk_norm": True},
         norm="layer",

@@ -25,6 +25,7 @@ FAMILIES = (
     Family(
         name="phi",
         model_types=("phi",),
+        rope_share=("partial_rotary_factor",),
         defaults={"rope_fraction": 0.5},
         norm="layer",
         shift=True,

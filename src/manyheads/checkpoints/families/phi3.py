@@ -21,6 +21,7 @@ FAMILIES = (
     Family(
         name="phi3",
         model_types=("phi3",),
+        rope_share=("partial_rotary_factor",),
         defaults={"norm_eps": 1e-5},
         windows="all",
         layout=(

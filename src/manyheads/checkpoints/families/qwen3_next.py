@@ -102,6 +102,7 @@ FAMILIES = (
     Family(
         name="qwen3_next",
         model_types=("qwen3_next",),
+        rope_share=("partial_rotary_factor",),
         defaults={
             "kv_heads": 2, "head_dim": 256, "rope_fraction": 0.25, "experts": 512, "active": 10, "expert_width": 512,
             "shared_width": 512,

@@ -37,6 +37,7 @@ FAMILIES = (
     Family(
         name="stablelm",
         model_types=("stablelm",),
+        rope_share=("partial_rotary_factor",),
         derived=("head_dim",),
         defaults={"rope_fraction": 0.25},
         norm="layer",
