@@ -15,12 +15,12 @@ from manyheads.checkpoints.pruned import KEY, LayerHeads, read_record
 from manyheads.errors import ManyheadsError
 from manyheads.models.door_attentions import Attentions
 from manyheads.models.door_call import Call
+from manyheads.models.door_padding import NO_TEXT
 from manyheads.quoting import shown
 
 __all__ = ["Batch", "Place", "Tokens", "is_cross", "packed", "padded", "places", "prepared", "windows"]
 
 # Parts of a model that read no tokens, and what they are given.
-_NO_TEXT = re.compile("vision|visual|image|video|audio|speech|codec|qformer")
 _FEATURES = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
 # What a user hands over: token ids (b, t) or those of one text (t,), or everything that the model is called with.
@@ -287,7 +287,7 @@ def sides_of(given: Mapping[str, Any], stage: str) -> tuple[str | None, str | No
         if "decoder_input_ids" not in given and any(isinstance(given.get(name), Tensor) for name in _FEATURES):
             return "", None
         return "decoder_", ""
-    if _NO_TEXT.search(stage):
+    if NO_TEXT.search(stage):
         return None, None
     comes_out = stage == "decoder" or (_word(stage) == "decoder" and "decoder_input_ids" in given)
     return ("decoder_", "decoder_") if comes_out else ("", "")

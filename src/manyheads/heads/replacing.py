@@ -115,13 +115,16 @@ class Outputs:
 
 
 def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
-    """(b, t), True where a query is no padding, by the masks of the batch; all of them where it has none that fits."""
+    """(b, t), True where a query is no padding, by the masks of the batch; of images and sound without the padding that the
+    model puts in itself; all of them where neither tells."""
     begin, _ = sides_of(batch, stage)
     mask = None if begin is None else batch.get(f"{begin}attention_mask")
     shape = (call.q.shape[0], call.q.shape[2])
     if isinstance(mask, Tensor) and tuple(mask.shape) == shape:
         return mask != 0
-    return torch.ones(shape, dtype=torch.bool, device=call.q.device)
+    wordless = begin is None or not isinstance(batch.get(f"{begin}input_ids"), Tensor)
+    padding = call.padding() if wordless and not is_cross(stage) else None
+    return torch.ones(shape, dtype=torch.bool, device=call.q.device) if padding is None else ~padding
 
 
 def has_first(module: Any, stage: str) -> bool:

@@ -11,7 +11,7 @@ length of the texts nor on their number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -66,6 +66,8 @@ class HeadStatistics:
     chance      the same figures, (layers, 1 or heads), of a head that gives all keys that it sees the same; top_offsets,
                 spread and output_norm are NaN there
     uncalled    attention modules that did not run
+    padded      (layers,) positions of images or sound that hold nothing, which the model put in itself to fill up windows or
+                tiles: they are no queries here; as keys they get what the model gives them
     """
 
     places: tuple[Place, ...]
@@ -82,12 +84,15 @@ class HeadStatistics:
     output_norm: Floats
     chance: HeadStatistics | None
     uncalled: tuple[str, ...] = ()
+    padded: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __repr__(self) -> str:
         rows, columns = self.entropy.shape
         said = f" in {', '.join(self.stages)}" if any(self.stages) else ""
+        padded = int(self.padded.sum())
+        without = f" (without {padded:,} positions of padding)" if padded else ""
         return (
-            f"HeadStatistics({rows} layers of up to {columns} heads{said}, {int(self.queries.sum()):,} queries; masses "
+            f"HeadStatistics({rows} layers of up to {columns} heads{said}, {int(self.queries.sum()):,} queries{without}; masses "
             f"{', '.join(self.mass)})"
         )
 
@@ -113,6 +118,7 @@ class HeadStatistics:
         if not rows:
             raise ManyheadsError(f"there is no stack {stage!r}; valid: {', '.join(map(repr, self.stages))}")
         arrays: dict[str, Any] = {n: getattr(self, n)[rows] for n in (*_PLAIN, "queries", "offsets", "top_offsets")}
+        arrays["padded"] = self.padded[rows] if len(self.padded) else self.padded
         named: dict[str, Any] = {n: {key: x[rows] for key, x in getattr(self, n).items()} for n in ("mass", "eligible")}
         chance = None if self.chance is None else self.chance.of(stage)
         return replace(self, places=tuple(self.places[row] for row in rows), chance=chance, **arrays, **named)
@@ -196,7 +202,8 @@ class Recorder:
         self._chance: dict[str, Sums] = {}
         self._without: dict[str, set[str]] = {}
         self._given: Mapping[str, Any] = {}
-        self._level: list[tuple[Any, tuple[Any, ...], Sums]] = []
+        self._level: list[tuple[Any, list[Tensor | None], tuple[Any, ...], Sums]] = []
+        self._padded: dict[str, int] = {}
 
     @property
     def _marks(self) -> tuple[str, ...]:
@@ -231,20 +238,26 @@ class Recorder:
         without = {*(() if not crossed else _OF_ONE_TEXT)}
         if read is None:
             without.update((*_OF_TOKENS, *self._key_sets))
-        marks = _marks(read, self._key_sets, (b, s), call.q.device)
-        sights = [_sight(asked, None if crossed else read, marks, n, t, s) for n in range(b)]
+        real = None if asked is None else asked.real
+        if asked is None and not crossed and (padding := call.padding()) is not None:
+            real = ~padding
+            self._padded[call.path] = self._padded.get(call.path, 0) + int(padding.sum())
+        keys = real if read is None and not crossed and t == s else None
+        marks = _marks(read, keys, self._key_sets, (b, s), call.q.device)
+        sights = [_sight(real, None if crossed else read, marks, n, t, s) for n in range(b)]
         return sights, without
 
     def _uniform(self, call: Call, sights: list[Sight], place: Place) -> Sums:
         """The sums of a head without preferences: the same for all layers that share a mask, and worked out once."""
         shape = (place.stage, *call.q.shape[::2], call.k.shape[2])
-        for mask, other, level in self._level:
+        real = [sight.real for sight in sights]
+        for mask, counted, other, level in self._level:
             same = mask is call.visible or (isinstance(mask, Visible) and mask.structural and mask == call.visible)
-            if same and other == shape:
+            if same and other == shape and all(map(_alike, counted, real)):
                 return level
         level = Sums(_mask_heads(call), self._reach, self._marks)
         walk(call, sights, level, scan_tile=choose(self._implementation, call), uniform=True)
-        self._level = [*self._level, (call.visible, shape, level)][-_KEPT_MASKS:]
+        self._level = [*self._level, (call.visible, real, shape, level)][-_KEPT_MASKS:]
         return level
 
     def result(self) -> HeadStatistics:
@@ -258,7 +271,15 @@ class Recorder:
         }
         found = _gathered(seen, self._sums, self._chance, self._without, self._marks, self._reach)
         uncalled = tuple(place.path for place in self._places if place.path not in self._sums)
-        return replace(found, chance=replace(chance, **nothing), uncalled=uncalled)
+        padded = np.array([self._padded.get(place.path, 0) for place in seen])
+        return replace(found, chance=replace(chance, **nothing), uncalled=uncalled, padded=padded)
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether the same queries are counted."""
+    if one is None or other is None:
+        return one is other
+    return one is other or torch.equal(one, other)
 
 
 def _fitting(side: Tokens | None, batch: int, length: int) -> Tokens | None:
@@ -268,9 +289,11 @@ def _fitting(side: Tokens | None, batch: int, length: int) -> Tokens | None:
     return side
 
 
-def _marks(read: Tokens | None, sets: Mapping[str, KeySet], shape: tuple[int, int], device: torch.device) -> Tensor:
-    """(1 + sets, b, s): the first real key of each text, and membership of each set."""
-    real = torch.ones(shape, dtype=torch.bool, device=device)
+def _marks(
+    read: Tokens | None, kept: Tensor | None, sets: Mapping[str, KeySet], shape: tuple[int, int], device: torch.device
+) -> Tensor:
+    """(1 + sets, b, s): the first real key of each text, and membership of each set; `kept`: real keys where no text is read."""
+    real = torch.ones(shape, dtype=torch.bool, device=device) if kept is None else kept.to(device)
     if read is not None and read.real is not None:
         real = read.real.to(device)
     first = real & (real.long().cumsum(-1) == 1)
@@ -290,8 +313,8 @@ def _marks(read: Tokens | None, sets: Mapping[str, KeySet], shape: tuple[int, in
     return torch.stack(members).float()
 
 
-def _sight(asked: Tokens | None, read: Tokens | None, marks: Tensor, n: int, t: int, s: int) -> Sight:
-    real = None if asked is None or asked.real is None else asked.real[n]
+def _sight(queries: Tensor | None, read: Tokens | None, marks: Tensor, n: int, t: int, s: int) -> Sight:
+    real = None if queries is None else queries[n]
     if read is None:
         return Sight(real, None, None, None, roomy(marks[:, n].contiguous()), s - t)
     keys = read.ids[n].to(torch.int32)

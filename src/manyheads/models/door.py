@@ -28,6 +28,7 @@ from manyheads.models.door_call import Call, read_call
 from manyheads.models.door_forms import FORMS, Form, Taken, chosen, form, taken
 from manyheads.models.door_mask import make_mask
 from manyheads.models.door_output import expect, tap, untap
+from manyheads.models.door_padding import filled, unwatch, watch
 
 __all__ = ["NAME", "Call", "Door", "Form", "Gate", "Observer", "opened", "register_once", "unregister"]
 
@@ -114,6 +115,7 @@ def opened(
     configs = door.attentions.configs
     hold(configs, NAME)
     tap(door.attentions.projections)
+    watch(door.attentions.wordless)
     _enter(door)
     try:
         if mode is not None:
@@ -123,6 +125,7 @@ def opened(
         _leave(door)
         release(configs)
         untap(door.attentions.projections)
+        unwatch(door.attentions.wordless)
         for module, training in modes:
             module.training = training
 
@@ -157,8 +160,8 @@ def attend(
         module, query, key, value, attention_mask, keywords, recomputed=again,
         path=inner.paths[id(module)] if inner else "", layer=inner.layers[id(module)] if inner else -1,
     )  # fmt: skip
-    if any(id(module) in door.attentions.projections for door in doors):
-        call = replace(call, projected=True)
+    if doors:
+        call = replace(call, **_from_around(module, call, doors))
     implementation = chosen([door.implementation for door in doors if door.implementation is not None], call)
     how = taken(implementation, call)
     out = FORMS.get(how.name, implementation)(call) if implementation is FORMS["auto"] else implementation(call)
@@ -167,6 +170,14 @@ def attend(
         expect(module, out, lambda given: _shown(module, call, given, doors, how), where=call.path)
         return _answer(call, out)
     return _answer(call, _shown(module, call, out, doors, how))
+
+
+def _from_around(module: nn.Module, call: Call, doors: Sequence[Door]) -> dict[str, Any]:
+    """What the hooks of the doors tell of a call."""
+    found: dict[str, Any] = {"projected": any(id(module) in door.attentions.projections for door in doors)}
+    if any(id(module) in door.attentions.wordless for door in doors):
+        found["filled"] = filled(module, call.q.shape[0], call.q.shape[2])
+    return found
 
 
 def _shown(module: nn.Module, call: Call, out: Tensor, doors: Sequence[Door], how: Taken) -> Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 
 from manyheads.errors import BackendError
 from manyheads.models.door_output import INTERFACE, projection_of
+from manyheads.models.door_padding import inputs_watched
 
 __all__ = ["Attentions", "find_attentions", "hold", "release"]
 
@@ -31,6 +32,7 @@ class Attentions:
 
     paths    name of each module that passes through the door, by its id
     layers   its layer within its stack, by its id, counted from 0
+    wordless  by id, those that read no text, to which the model may add padding of its own
     projections  by the id of a module that changes what its heads give before it projects it (gates, norms): its projection
     outside  names of attention modules that do not pass: they run as they always did
     configs  the configurations that say which function the ones that pass call
@@ -40,6 +42,7 @@ class Attentions:
     layers: dict[int, int]
     outside: tuple[str, ...]
     configs: tuple[Any, ...]
+    wordless: dict[int, nn.Module]
     projections: dict[int, nn.Module]
 
 
@@ -66,7 +69,7 @@ def find_attentions(model: nn.Module) -> Attentions:
     paths = {id(module): name for name, module in passing.items()}
     layers = _layers(passing)
     projections = {id(module): found for module in passing.values() if (found := projection_of(module)) is not None}
-    return Attentions(paths, layers, tuple(others), configs, projections)
+    return Attentions(paths, layers, tuple(others), configs, inputs_watched(model, passing), projections)
 
 
 @lru_cache(maxsize=512)

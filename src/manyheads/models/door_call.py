@@ -53,6 +53,7 @@ class Call:
     recomputed  the backward of gradient checkpointing runs the forward again: count and look only where this is False
     projected   the module changes what its heads give before it projects it (a gate, a norm): gates and observers are given
                 the input of the output projection, which is not `weights() @ v`
+    filled      (b, t) booleans of a part that reads no text: zeros that the model put in to fill up a window, None for none
     """
 
     module: nn.Module
@@ -70,6 +71,7 @@ class Call:
     recomputed: bool = False
     wants_weights: bool = field(default=False, repr=False)
     projected: bool = False
+    filled: Tensor | None = field(default=None, repr=False)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -78,6 +80,19 @@ class Call:
             "scale": self.scale, "visible": self.visible, "bias": self.bias, "softcap": self.softcap,
             "sinks": self.sinks, "dropout": self.dropout,
         }  # fmt: skip
+
+    def padding(self) -> Tensor | None:
+        """(b, t), True at positions that hold nothing, as `filled` or a mask tells: in self-attention, one that does not see
+        itself in any head. None where there is none. Of text, its own mask says more.
+        """
+        found = self.filled
+        mask = self.visible
+        if isinstance(mask, Tensor) and self.q.shape[2] == self.k.shape[2] == mask.shape[-1] == mask.shape[-2]:
+            whole = mask[(None,) * (4 - mask.dim())]
+            hidden = ~whole.diagonal(dim1=-2, dim2=-1).any(1).expand(self.q.shape[0], -1)
+            if bool(hidden.any()):
+                found = hidden if found is None else found | hidden
+        return found
 
     def weights(self, *, heads: Sequence[int] | None = None, queries: Sequence[int] | None = None) -> Tensor:
         """The probabilities (b, h, t, s) of this call before dropout, worked out on demand; rows that see nothing are 0.
