@@ -19,6 +19,7 @@ from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.alignment import frame  # noqa: E402
 from manyheads.heads.conllu import parse_conllu  # noqa: E402
+from manyheads.heads.coreference import KINDS, UNITS  # noqa: E402
 from manyheads.heads.induction import induction, random_tokens  # noqa: E402
 from manyheads.heads.roles import RoleReport, roles  # noqa: E402
 from manyheads.models.reading import shipped_text  # noqa: E402
@@ -207,6 +208,9 @@ def test_models_that_read_few_tokens_at_once(tokenizer: Any, text: str) -> None:
     report = roles(model_of("gpt2", n_positions=12), tokenizer, texts=text)
     assert report.window_tokens == 12
     assert "coreference" in dict(report.not_tested)
+    left = next(one for one in report.left_out if one.what == "sets of coreference sentences")
+    assert left.count == left.of == UNITS * len(KINDS)
+    assert "longer than the model reads" in left.why
     assert {one.name for one in report.evidence} >= {"previous token", "induction"}
 
 

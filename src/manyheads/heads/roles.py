@@ -24,7 +24,7 @@ from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.coreference import KINDS, coreference
 from manyheads.heads.evidence import HOLDS, LEAST_EFFECT, SINK, Evidence, Role, beside, corrected, from_units, weaker
 from manyheads.heads.induction import induction
-from manyheads.heads.left_out import LeftOut
+from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.syntax import DIRECTIONS, LEAST_INSTANCES, RelationScores, collect, judge, too_rare
 from manyheads.heads.text_roles import POSITIONAL_SHARE, WINDOW_TOKENS, WITHOUT, cut, text_roles, unread
 from manyheads.heads.watching import longest_text
@@ -173,9 +173,11 @@ def roles(
     found.append(from_units("induction", heads, scores, seed=seed, what="attention to the token after one's like",
                             control="two different blocks"))  # fmt: skip
     say("roles: coreference, on template sentences")
-    found.append(_coreference(model, tokenizer, around=around, seed=seed))
+    coreferent, unheard = _coreference(model, tokenizer, around=around, seed=seed)
+    found.append(coreferent)
     left_out = (
         *unread(ids, windows, width),
+        *unheard,
         *_syntactic(found, not_tested, model, tokenizer, sentences=sentences, around=around, say=say),
     )
     kept = tuple(one for one in found if not np.isnan(one.p_value).all())
@@ -186,16 +188,22 @@ def roles(
     )
 
 
-def _coreference(model: Any, tokenizer: Any, *, around: Frame, seed: int) -> Evidence:
-    """Coreference, which must show in each kind of pronouns."""
+def _coreference(
+    model: Any, tokenizer: Any, *, around: Frame, seed: int
+) -> tuple[Evidence, tuple[LeftOut, ...]]:  # fmt: skip
+    """Coreference, which must show in each kind of pronouns; the templates that could not be read."""
     what, control = "attention from a pronoun to its antecedent", "the distractor"
     heads, scores = coreference(model, tokenizer, around=around)
     kinds = {
         kind: from_units("coreference", heads, scores[:, at], seed=seed, what=what, control=control)
         for at, kind in enumerate(KINDS)
     }
-    return weaker(
-        "coreference", kinds, what=f"{what}; of {' and '.join(KINDS)} the pair that shows less", control=control
+    unread = np.isnan(scores).all(axis=(2, 3))
+    why = "longer than the model reads, or with a word that the tokenizer makes no piece of"
+    said = f"{what}; of {' and '.join(KINDS)} the pair that shows less"
+    return (
+        weaker("coreference", kinds, what=said, control=control),
+        present(LeftOut("sets of coreference sentences", int(unread.sum()), unread.size, why)),
     )
 
 
