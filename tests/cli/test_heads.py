@@ -57,7 +57,7 @@ def test_a_line_for_each_head_and_the_next_command(capsys: Any, tiny: Any, text:
     assert out.startswith("llama: 8 heads on ")
     for address in ("0:0", "0:3", "1:0", "1:3"):
         assert f"\n  {address} " in out
-    assert "1st order: size of the loss's slope |dL/dg|" in out
+    assert "1st order: first-order importance: size of the loss's gradient by a gate on the head" in " ".join(out.split())
     assert re.search(r"^[0-9.]+ s: importance: first-order", err, re.MULTILINE)
     assert max(len(line) for line in out.splitlines()) <= 80
     assert out.splitlines()[-1].startswith(f"Next: manyheads heads {tiny('llama')} --head ")
@@ -155,6 +155,12 @@ def test_without_a_language_head_only_exact_ablation_says_something(capsys: Any,
     assert status == 0
     assert "there is no first-order score" in " ".join(out.split())
     status, out, _ = quick(capsys, folder, text, "--importance", "zero", "--json")
+    assert all(
+        head["importance_low"] < head["importance"] < head["importance_high"] for head in json.loads(out)["heads"]
+    )
+    assert f"of {len(json.loads(out)['heads'])} heads are told apart from 0" in " ".join(
+        quick(capsys, folder, text, "--importance", "zero")[1].split()
+    )
     told = json.loads(out)
     assert (told["importance"]["objective"], told["importance"]["loss"]) == ("drift", 0.0)
     assert all(head["importance"] > 0 for head in told["heads"])

@@ -259,3 +259,20 @@ def test_rank_correlation_is_spearmans() -> None:
         rank_correlation(one, table([[1.0, 2.0, 3.0]]))
     with pytest.raises(ManyheadsError, match="no order"):
         rank_correlation(one, table([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]))
+
+
+def test_scores_have_intervals_and_are_told_apart_over_all_heads() -> None:
+    """Two heads on three windows, 1, 3, 5 and -1, 0, 2.5: Student's t of 2 degrees, P(|T| > t) = 1 - t / sqrt(2 + t²)."""
+    by_batch = torch.tensor([[[1.0, -1.0]], [[3.0, 0.0]], [[5.0, 2.5]]], dtype=torch.float64)
+    scores, share = by_batch.mean(0), torch.full((3,), 1 / 3, dtype=torch.float64)
+    found = Importance("zero", scores, scores > -9, 0.0, (Place("a", 0, "", 2, 2),), by_batch, share, 0.0)
+    low, high = found.interval()
+    assert float(high[0, 0] - low[0, 0]) / 2 == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-5)
+    t = [3 / (2 / 3**0.5), 0.5 / (1.8027756377 / 3**0.5)]  # the second one's s² is 3.25
+    p = [1 - x / (2 + x * x) ** 0.5 for x in t]
+    assert found.q_values()[0].tolist() == pytest.approx([2 * p[0], max(p[1], 2 * p[0])], rel=1e-6)
+    alone = Importance("zero", scores, scores > -9, 0.0, (Place("a", 0, "", 2, 2),), by_batch[:1], torch.ones(1), 0.0)
+    assert torch.isnan(alone.q_values()).all()
+    slopes = Importance("first-order", scores, scores > 9, 0.0, (Place("a", 0, "", 2, 2),), by_batch, share, 0.0)
+    with pytest.raises(ManyheadsError, match="first-order scores are sizes"):
+        slopes.q_values()

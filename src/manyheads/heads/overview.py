@@ -22,11 +22,13 @@ from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.batches import windows
 from manyheads.heads.conllu import Sentence, read_conllu
 from manyheads.heads.detectors import vocabulary
+from manyheads.heads.effects import FDR
 from manyheads.heads.evidence import LEAST_EFFECT
 from manyheads.heads.importance import importance
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.objective import objective, reads_with_decoder
 from manyheads.heads.pace import Pace
+from manyheads.heads.places import place_of
 from manyheads.heads.roles import RoleReport, roles
 from manyheads.heads.scores import Importance
 from manyheads.heads.statistics import HeadStatistics, statistics
@@ -239,6 +241,7 @@ def _importance(
 
 def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance | None) -> list[dict[str, Any]]:
     labels = {} if tested is None else tested.labels()
+    costs = _costs(scores)
     rows = []
     for row, place in enumerate(found.places):
         for number in _numbers(found, row):
@@ -247,8 +250,25 @@ def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance 
                 {"head": format_head(head), "stage": place.stage, "layer": place.layer, "number": number}
                 | _figures(found, row, number) | _strongest(found, row, number)
                 | {"role": labels.get(head, ""), "importance": None if scores is None else finite(scores.score(head))}
+                | costs(head)
             )  # fmt: skip
     return rows
+
+
+def _costs(scores: Importance | None) -> Callable[[Head], dict[str, Any]]:
+    """What is known of how sure the importance of a head is, where heads were taken out on several windows."""
+    if scores is None or not bool(scores.exact.any()) or len(scores.weights) < 2:
+        return lambda _: {"importance_low": None, "importance_high": None, "told_apart": None}
+    (low, high), q_values = scores.interval(), scores.q_values()
+
+    def costs(head: Head) -> dict[str, Any]:
+        at = place_of(scores.places, head), head.head
+        apart = bool(q_values[at] <= FDR) and scores.score(head) > 0
+        return {
+            "importance_low": finite(float(low[at])), "importance_high": finite(float(high[at])), "told_apart": apart
+        }  # fmt: skip
+
+    return costs
 
 
 def _figures(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:

@@ -133,6 +133,9 @@ def _one_head(told: Mapping[str, Any]) -> Table:
         rank = f"{order.index(head['importance']) + 1} of {len(order)}"
         own = told["importance"]
         rows.append((f"{MEANS[own['method']]}, {own['unit']}", _small(head["importance"]), f"rank {rank}"))
+        if head["told_apart"] is not None:
+            spread = f"{_small(head['importance_low'])} to {_small(head['importance_high'])}"
+            rows.append(("its 95% interval", spread, "told apart from 0" if head["told_apart"] else "not told apart"))
     columns = (Column("figure"), Column("this head", "right"), Column("by chance", "right"))
     role = f" ({head['role']})" if head["role"] else ""
     return Table(f"Where does head {head['head']}{role} look?", columns, tuple(rows), tuple(_unread(told["text"])))
@@ -199,11 +202,27 @@ def _notes(told: Mapping[str, Any]) -> list[str]:
         own = told["importance"]
         whole = f"{own['loss']:.4g} {own['unit']} with all heads"
         notes.append(f"importance is judged by {own['objective']}: {own['loss_is']}; {whole}")
+        notes += _apart(told)
     if told["importance"] is None and told["without_importance"] != "not asked for":
         notes.append(f"importance was not measured: {told['without_importance']}")
     if told["uncalled"]:
         notes.append(f"{len(told['uncalled'])} attention modules did not run, {told['uncalled'][0]} among them")
     return notes
+
+
+def _apart(told: Mapping[str, Any]) -> list[str]:
+    """Of how many heads it is known that they matter, where they were taken out."""
+    known = [head for head in told["heads"] if head["told_apart"] is not None]
+    if not known:
+        return []
+    apart = sorted((head for head in known if head["told_apart"]), key=lambda head: -head["importance"])
+    named = f": {', '.join(head['head'] for head in apart)}" if apart else ""
+    return [
+        (
+            f"{len(apart)} of {len(known)} heads are told apart from 0, the loss being higher without them (Benjamini and Hochberg at 5% over "
+            f"all of them, Student's t over windows){named}; of the others that is not known"
+        )
+    ]
 
 
 def _next(told: Mapping[str, Any]) -> str:
@@ -218,7 +237,17 @@ def _next(told: Mapping[str, Any]) -> str:
 def as_csv(told: Mapping[str, Any]) -> str:
     """One line a head, after one of names; empty where a figure means nothing."""
     masses = list(told["heads"][0]["mass"]) if told["heads"] else []
-    first = ["head", "stage", "layer", "number", "role", "importance"]
+    first = [
+        "head",
+        "stage",
+        "layer",
+        "number",
+        "role",
+        "importance",
+        "importance_low",
+        "importance_high",
+        "told_apart",
+    ]
     last = [*_PLAIN, "top_offset", "top_offset_share"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -10,8 +10,11 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, OneHead, address
 from manyheads.heads.places import Place, place_of
+from manyheads.heads.significance import benjamini_hochberg, mean_interval, student_quantile, student_tail
 
 __all__ = ["Importance", "rank_correlation", "ranks", "spearman"]
+
+_SAME = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,35 @@ class Importance:
         """The scores of each row divided by their Euclidean norm; a row of zeros stays as it is."""
         norms = torch.nan_to_num(self.scores).norm(dim=1, keepdim=True)
         return self.scores / torch.where(norms > 0, norms, 1.0)
+
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """95% of each score over the batches, Student's t (`significance.mean_interval`), (rows, heads) each; NaN with one batch.
+
+        Of what removal adds. A first-order score is a mean of sizes, which is above 0 for every head: its interval says how far
+        it varies, and not whether the head matters.
+        """
+        low, high = mean_interval(self.by_batch.numpy(), self.weights.numpy())
+        return torch.from_numpy(low), torch.from_numpy(high)
+
+    def q_values(self) -> Tensor:
+        """(rows, heads) of Benjamini and Hochberg over all heads that have a score: two-sided, that what removal adds is 0. NaN with
+        one batch. ManyheadsError for first-order scores, which are sizes."""
+        if not bool(self.exact.any()):
+            raise ManyheadsError(
+                "first-order scores are sizes, none of which is 0; exact ablation can be told apart from 0"
+            )
+        low, high = self.interval()
+        degrees = len(self.weights) - 1
+        p_values = torch.full_like(self.scores, torch.nan)
+        if degrees > 0:
+            errors = (high - low) / 2 / student_quantile(degrees)
+            for at in (~torch.isnan(self.scores)).nonzero().tolist():
+                row, head = at
+                score, error = abs(float(self.scores[row, head])), float(errors[row, head])
+                # Where all batches are alike, the sign test's answer.
+                alike = 1.0 if score == 0 else 2.0**-degrees
+                p_values[row, head] = alike if error <= _SAME * score else 2 * student_tail(score / error, degrees)
+        return torch.from_numpy(benjamini_hochberg(p_values.flatten().numpy())).reshape(p_values.shape)
 
 
 def ranks(values: Tensor) -> Tensor:
