@@ -57,7 +57,9 @@ def test_a_line_for_each_head_and_the_next_command(capsys: Any, tiny: Any, text:
     assert out.startswith("llama: 8 heads on ")
     for address in ("0:0", "0:3", "1:0", "1:3"):
         assert f"\n  {address} " in out
-    assert "1st order: first-order importance: size of the loss's gradient by a gate on the head" in " ".join(out.split())
+    assert "1st order: first-order importance: size of the loss's gradient by a gate on the head" in " ".join(
+        out.split()
+    )
     assert re.search(r"^[0-9.]+ s: importance: first-order", err, re.MULTILINE)
     assert max(len(line) for line in out.splitlines()) <= 80
     assert out.splitlines()[-1].startswith(f"Next: manyheads heads {tiny('llama')} --head ")
