@@ -197,12 +197,13 @@ def test_what_single_tokens_get() -> None:
     assert torch.isnan(found.lift[0, 0, 0])
     assert found.first.exp().item() == pytest.approx(0.3 / (0.7 / 3))
     # Tokens 1 and 3 are alike: 0.4 and 0.1 to each other, as all others give, and an even spread gives a quarter.
-    assert found.above[0, 0, [1, 3], 0].tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
-    assert found.above[0, 0, [1, 3], 1].tolist() == pytest.approx([0.15, -0.15])
-    assert torch.isnan(found.above[0, 0, [0, 2]]).all()
+    assert found.alike[0, 0, [1, 3], 0].tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
+    assert found.alike[0, 0, [1, 3], 1].tolist() == pytest.approx([0.15, -0.15])
+    assert torch.isnan(found.alike[0, 0, [0, 2]]).all()
+    assert found.itself[0, 0, :, 1].tolist() == pytest.approx([0.05, -0.15, -0.05, 0.15])
     again = TokenFigures.unpacked(found.packed())
-    assert torch.equal(again.above.nan_to_num(), found.above.nan_to_num())
-    assert torch.equal(again.lift.nan_to_num(), found.lift.nan_to_num())
+    for name in ("first", "lift", "alike", "itself"):
+        assert torch.equal(getattr(again, name).nan_to_num(), getattr(found, name).nan_to_num())
 
 
 def test_single_tokens_are_those_of_the_text() -> None:
@@ -213,4 +214,4 @@ def test_single_tokens_are_those_of_the_text() -> None:
     for stage, rows in (("", slice(1, 3)), ("decoder", slice(1, 3)), ("encoder", slice(1, 3))):
         found = tokens_apart(Look(weights, seen, stage, ids, ids), rows=rows)
         assert found.lift.exp().flatten().tolist() == pytest.approx([0.5, 1.0])
-        assert found.above.shape == (1, 1, 2, 2)
+        assert found.alike.shape == found.itself.shape == (1, 1, 2, 2)

@@ -11,16 +11,16 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from manyheads.heads.detectors import TokenFigures, Vocabulary  # noqa: E402
-from manyheads.heads.token_types import delimiter_p, duplicate_p, first_p, rare_p, type_means  # noqa: E402
+from manyheads.heads.token_types import above_p, delimiter_p, first_p, rare_p, type_means  # noqa: E402
 
 # Nine words that come twice, of mean 0 and variance 12/8; their values are logarithms of lifts.
 OTHERS = (-2.0, -1.0, -1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 2.0)
 T_8 = 2.306  # Student's t of 8 degrees exceeds it with probability 0.025 (any table)
-NOTHING = np.zeros((1, 1))
 
 
-def figures(lift: np.ndarray, *, first: np.ndarray = NOTHING, above: np.ndarray | None = None) -> TokenFigures:
-    return TokenFigures(first, lift, np.zeros((*lift.shape, 2)) if above is None else above)
+def figures(lift: np.ndarray) -> TokenFigures:
+    nothing = np.zeros((*lift.shape, 2))
+    return TokenFigures(np.zeros(lift.shape[:2]), lift, nothing, nothing)
 
 
 def text(*kind: tuple[int, float]) -> tuple[np.ndarray, np.ndarray]:
@@ -81,9 +81,10 @@ def test_duplicates_of_one_token_are_no_role() -> None:
     ids = np.array([[1, *([9] * 15), 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]])
     one = np.where(ids == 9, 0.8, 0.0)[:, None, :, None].repeat(2, -1)
     all_of_them = np.linspace(0.5, 0.6, ids.size)[None, None, :, None].repeat(2, -1)
-    lift = np.zeros((1, 1, ids.size))
-    assert duplicate_p(figures(lift, above=one), ids)[0] > 0.1
-    assert duplicate_p(figures(lift, above=all_of_them), ids)[0] < 1e-6
+    assert above_p(one, ids)[0] > 0.1
+    assert above_p(all_of_them, ids)[0] < 1e-6
+    all_of_them[..., 1] = 0.0  # no more than an even spread
+    assert above_p(all_of_them, ids)[0] == 1.0
 
 
 def test_the_first_place_must_stand_out_among_places() -> None:
@@ -92,12 +93,12 @@ def test_the_first_place_must_stand_out_among_places() -> None:
     value = T_8 * math.sqrt(12 / 8 * (1 + 1 / 9))
     still = np.stack([places, places])[:, None]
     first = np.full((2, 1), value)
-    assert first_p(figures(still, first=first), [1, 1])[0] == pytest.approx(0.025, abs=2e-5)
+    assert first_p(first, still, [1, 1])[0] == pytest.approx(0.025, abs=2e-5)
     # Tokens differ by +1 and -1 between the windows, variance 2: it is in the mean of two tokens by half, and in one whole.
     moving = np.stack([places + 1, places - 1])[:, None]
-    assert first_p(figures(moving, first=first), [1, 2])[0] == pytest.approx(0.025, abs=2e-5)
+    assert first_p(first, moving, [1, 2])[0] == pytest.approx(0.025, abs=2e-5)
     wider = T_8 * math.sqrt(12 / 8 * (1 + 1 / 9) + 2 * (1 - 1 / 2))
-    assert first_p(figures(moving, first=np.full((2, 1), wider)), [1, 1])[0] == pytest.approx(0.025, abs=2e-5)
+    assert first_p(np.full((2, 1), wider), moving, [1, 1])[0] == pytest.approx(0.025, abs=2e-5)
 
 
 def test_random_preferences_of_single_tokens_pass_at_their_rate() -> None:

@@ -233,24 +233,26 @@ class TokenFigures:
 
     first   (b, h)      the logarithm of what the first key gets of the queries that see it, over the mean of all other keys
     lift    (b, h, t)   that of each token of the window as a key
-    above   (b, h, t, 2)   as a query: what it gives to other places of its token, less what other queries give these keys; less
+    alike   (b, h, t, 2)   as a query: what it gives to other places of its token, less what other queries give these keys; less
                         what an even spread would
+    itself  (b, h, t, 2)   the same of what it gives to its own place
     """
 
     first: Tensor
     lift: Tensor
-    above: Tensor
+    alike: Tensor
+    itself: Tensor
 
     def packed(self) -> Tensor:
-        """(b, h, 1 + 3 t): all of it in one tensor."""
-        return torch.cat((self.first[..., None], self.lift, self.above.flatten(2)), -1)
+        """(b, h, 1 + 5 t): all of it in one tensor."""
+        return torch.cat((self.first[..., None], self.lift, self.alike.flatten(2), self.itself.flatten(2)), -1)
 
     @classmethod
     def unpacked(cls, whole: Any) -> TokenFigures:
         """The same again, of a tensor or array with any axes in front."""
-        count = (whole.shape[-1] - 1) // 3
-        above = whole[..., 1 + count :].reshape(*whole.shape[:-1], count, 2)
-        return cls(whole[..., 0], whole[..., 1 : 1 + count], above)
+        count = (whole.shape[-1] - 1) // 5
+        pairs = whole[..., 1 + count :].reshape(*whole.shape[:-1], 2, count, 2)
+        return cls(whole[..., 0], whole[..., 1 : 1 + count], pairs[..., 0, :, :], pairs[..., 1, :, :])
 
 
 def tokens_apart(look: Look, *, rows: slice) -> TokenFigures:
@@ -265,13 +267,14 @@ def tokens_apart(look: Look, *, rows: slice) -> TokenFigures:
     lift = (lift / level).clamp(min=_LEAST_LIFT).log()
     first = lift[..., 0].clone()
     lift[..., 0] = torch.nan
-    pattern = visible & _alike(look, query_at, key_at)
-    given, usual, spread = _row_by_row(weights, visible, pattern)
-    above = torch.stack((given - usual, given - spread), -1)
     # A decoder reads a start token and the text one place later.
     keys = 1 if look.stage == "decoder" else rows.start
     queries = 1 if look.stage in ("decoder", "cross") else 0
-    return TokenFigures(first, lift[..., keys : keys + count], above[:, :, queries : queries + count])
+    above = []
+    for pattern in (_alike(look, query_at, key_at), key_at == query_at):
+        given, usual, spread = _row_by_row(weights, visible, pattern)
+        above.append(torch.stack((given - usual, given - spread), -1)[:, :, queries : queries + count])
+    return TokenFigures(first, lift[..., keys : keys + count], *above)
 
 
 def _first(weights: Tensor, query_at: Tensor) -> tuple[Tensor, Tensor]:

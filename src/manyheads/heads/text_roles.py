@@ -12,6 +12,7 @@ import torch
 from manyheads.heads.address import Head
 from manyheads.heads.alignment import Frame
 from manyheads.heads.detectors import (
+    CONTROLS,
     FARTHEST,
     OFFSETS,
     TEXT_MEASURES,
@@ -25,7 +26,7 @@ from manyheads.heads.detectors import (
 from manyheads.heads.evidence import SINK, Evidence, beside, from_units
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.significance import unit_mean
-from manyheads.heads.token_types import LEAST_TYPES, delimiter_p, duplicate_p, first_p, rare_p
+from manyheads.heads.token_types import LEAST_TYPES, above_p, delimiter_p, first_p, rare_p
 from manyheads.heads.watching import Batch, Look, watch
 
 __all__ = ["POSITIONAL_SHARE", "WITHOUT", "cut", "text_roles", "unread"]
@@ -92,13 +93,11 @@ def text_roles(
         return torch.cat((figures.flatten(2), tokens_apart(look, rows=content).packed()), -1)
 
     heads, found = watch(model, batches, measure)
-    scores, single = found[..., : -1 - 3 * len(windows[0])], found[..., -1 - 3 * len(windows[0]) :]
-    scores = scores.reshape(*found.shape[:2], len(TEXT_MEASURES), -1)
-    made = _position_roles(heads, scores, seed=seed)
-    made += _token_roles(
-        heads, scores, _by_type(heads, single[1::2], batches, np.array(windows)[1::2], words), seed=seed
-    )
-    return made, []
+    first = len(TEXT_MEASURES) * (1 + CONTROLS)
+    scores = found[..., :first].reshape(*found.shape[:2], len(TEXT_MEASURES), 1 + CONTROLS)
+    by_type = _by_type(heads, found[1::2, :, first:], batches, np.array(windows)[1::2], words)
+    made = [*_position_roles(heads, scores, seed=seed), *_token_roles(heads, scores, seed=seed)]
+    return [replace(one, p_value=np.maximum(one.p_value, by_type.get(one.name, one.p_value))) for one in made], []
 
 
 def _batches(model: Any, windows: Sequence[Sequence[int]], around: Frame) -> list[Batch]:
@@ -124,18 +123,15 @@ def _by_type(
     first = np.full(len(heads), np.nan)
     for stage in {head.stage for head in heads}:
         own = np.array([head.stage == stage for head in heads])
-        part = TokenFigures(figures.first[:, own], figures.lift[:, own], figures.above[:, own])
-        first[own] = first_p(part, starts.get(stage) or starts[""])
+        first[own] = first_p(figures.first[:, own], figures.lift[:, own], starts.get(stage) or starts[""])
     return {
         SINK: first, "delimiter": delimiter_p(figures, ids, words), "rare token": rare_p(figures, ids, words),
-        "duplicate token": duplicate_p(figures, ids),
+        "duplicate token": above_p(figures.alike, ids), "itself": above_p(figures.itself, ids),
     }  # fmt: skip
 
 
-def _token_roles(
-    heads: tuple[Head, ...], scores: np.ndarray, by_type: Mapping[str, np.ndarray], *, seed: int
-) -> list[Evidence]:
-    """Roles of what stands there: above the control in the windows, and among token types too."""
+def _token_roles(heads: tuple[Head, ...], scores: np.ndarray, *, seed: int) -> list[Evidence]:
+    """Roles of what stands there."""
     told = {
         SINK: ("attention to the first token", "the second token; the spread between places"),
         "delimiter": (
@@ -148,21 +144,21 @@ def _token_roles(
         ),
         "duplicate token": ("attention to other places of the same token", f"{_OTHERS}; the spread between tokens"),
     }
-    made = []
-    for name, (what, control) in told.items():
-        values = scores[:, :, TEXT_MEASURES.index(name)]
-        one = from_units(name, heads, values, seed=seed, what=what, control=control)
-        made.append(replace(one, p_value=np.maximum(one.p_value, by_type[name])))
-    return made
+    return [
+        from_units(name, heads, scores[:, :, TEXT_MEASURES.index(name)], seed=seed, what=what, control=control)
+        for name, (what, control) in told.items()
+    ]
 
 
 def _position_roles(heads: tuple[Head, ...], scores: np.ndarray, *, seed: int) -> list[Evidence]:
     """Roles of position, from `scores` (windows, heads, measures, 1 + controls); what is chosen is on the even windows."""
     made = [
-        from_units(name, heads, scores[:, :, TEXT_MEASURES.index(f"mass {offset:+d}")], seed=seed, control=_NEIGHBOURS,
+        from_units(name, heads, scores[:, :, TEXT_MEASURES.index(f"mass {offset:+d}")], seed=seed, control=control,
                    what=f"attention to {what}")
-        for name, offset, what in (("previous token", -1, "the token before"), ("next token", 1, "the token after"),
-                                   ("itself", 0, "the query's own token"))
+        for name, offset, what, control in (
+            ("previous token", -1, "the token before", _NEIGHBOURS), ("next token", 1, "the token after", _NEIGHBOURS),
+            ("itself", 0, "the query's own token", f"{_NEIGHBOURS}; the spread between tokens"),
+        )
     ]  # fmt: skip
     far = [offset for offset in OFFSETS if abs(offset) >= 2]
     values, best = _best(scores, [f"mass {offset:+d}" for offset in far])

@@ -20,7 +20,7 @@ import numpy as np
 from manyheads.heads.detectors import TokenFigures, Vocabulary
 from manyheads.heads.significance import paired_t, student_tails
 
-__all__ = ["LEAST_TYPES", "delimiter_p", "duplicate_p", "first_p", "rare_p", "type_means"]
+__all__ = ["LEAST_TYPES", "above_p", "delimiter_p", "first_p", "rare_p", "type_means"]
 
 LEAST_TYPES = 8
 """A kind is held against as many other types at least."""
@@ -59,23 +59,24 @@ def rare_p(figures: TokenFigures, ids: Array, words: Vocabulary) -> Array:
     return _stands_out(means[of_kind], counts[of_kind], means[others])
 
 
-def duplicate_p(figures: TokenFigures, ids: Array) -> Array:
-    """(heads,) p-values that types look at their own other places by more than others do, and by more than an even spread."""
-    sides = [type_means(figures.above[..., side], ids)[2] for side in (0, 1)]
+def above_p(above: Array, ids: Array) -> Array:
+    """(heads,) p-values that types look somewhere by more than others do, and by more than an even spread would: of `above`
+    (windows, heads, tokens, 2), a `TokenFigures`' alike or itself."""
+    sides = [type_means(above[..., side], ids)[2] for side in (0, 1)]
     return np.maximum(*(paired_t(side) for side in sides))
 
 
-def first_p(figures: TokenFigures, first: Sequence[int]) -> Array:
-    """(heads,) p-values that the first place gets more than a place may, with the token that happens to stand there. `first`: the
-    first token of each window; the more of them differ, the less of the spread between tokens is left in their mean.
+def first_p(first: Array, lift: Array, tokens: Sequence[int]) -> Array:
+    """(heads,) p-values that the first place gets more than a place may, with the token that happens to stand there. `first`
+    (windows, heads) and `lift` (windows, heads, tokens) are those of `TokenFigures`; `tokens`: the first one of each window. The
+    more of them differ, the less of the spread between tokens is left in their mean.
     """
-    lift = figures.lift
     units = np.maximum((~np.isnan(lift)).sum(0), 1)
     there = ~np.isnan(lift).all(0)
     places = np.where(there, np.nansum(lift, 0) / units, np.nan)
     within = np.where(there, np.nansum((lift - places) ** 2, 0), 0.0).sum(-1) / np.maximum((units - 1).sum(-1), 1)
-    extra = within * max(0.0, 1 / len(set(first)) - 1 / len(lift))
-    return _t(figures.first.mean(0), 1.0, places.T, extra=extra)
+    extra = within * max(0.0, 1 / len(set(tokens)) - 1 / len(lift))
+    return _t(first.mean(0), 1.0, places.T, extra=extra)
 
 
 def _stands_out(kind: Array, weights: Array, others: Array) -> Array:
