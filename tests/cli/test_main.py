@@ -127,6 +127,47 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(verb, capsys
     assert "pip install 'manyheads[models]'" in line
 
 
+MEMORY = "a smaller model, a shorter text or a machine with more memory would do"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), f"memory ran out; {MEMORY}"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), f"memory ran out ([Errno 12] Cannot allocate memory); {MEMORY}"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), "memory ran out (Def"),
+        (OSError(errno.ENOSPC, "No space left on device", "/out/x"), "the system refuses: No space left on device: /out/x"),
+        (PermissionError(errno.EACCES, "Permission denied", "y" * 5000), "the system refuses: Permission denied: yyy"),
+        (OSError("odd"), "the system refuses: odd"),
+    ],
+)  # fmt: skip
+def test_what_the_system_refuses_is_no_bug(verb, capsys, error: Exception, said: str) -> None:
+    verb(raising(error))
+    assert main(["try"]) == 2
+    line = one_error_line(capsys)
+    assert line.startswith(f"manyheads: {said}")
+    assert "bug" not in line
+    assert len(line) < 500
+
+
+def test_a_current_folder_that_was_removed_is_said_to_be(tmp_path, python) -> None:
+    (tmp_path / "gone").mkdir()
+    script = (
+        "import os, sys; os.chdir('gone'); os.rmdir('../gone'); from manyheads.cli.main import main; "
+        "print([main(words.split()) for words in sys.argv[1:]])"
+    )
+    words = ["cost llama-2-70b --output x.txt", "cost ./x", "prune --heads 0:1 --output out", "check x.py:f"]
+    done = python("-c", script, *words, cwd=tmp_path)
+    assert done.stdout == "[2, 2, 2, 2]\n"
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4
+    assert (
+        lines[0]
+        == "manyheads: cannot write x.txt: the current folder is not there any more; a full path would be valid"
+    )
+    assert all("bug" not in line for line in lines)
+
+
 def test_another_missing_module_is_a_bug(verb, capsys) -> None:
     verb(raising(ModuleNotFoundError("No module named 'manyheads.lost'", name="manyheads.lost")))
     assert main(["try"]) == 2
@@ -159,6 +200,7 @@ def configured(parser) -> None:
         (["try", "m", "--kv-dtype", "q8"], ["'q8'", "bf16", "did you mean q8_0?"]),
         (["try", "m", "n"], ["nothing takes the word 'n'", "quote"]),
         (["try", "m", "\udcff"], ["nothing takes the word"]),
+        (["try", "m", "\x1b[2J\n" * 9], ["nothing takes the word '\\x1b[2J\\n"]),
     ],
 )
 def test_a_wrong_command_line_is_one_line_that_helps(verb, capsys, words: list[str], said: list[str]) -> None:
@@ -166,6 +208,20 @@ def test_a_wrong_command_line_is_one_line_that_helps(verb, capsys, words: list[s
     assert main(words) == 2
     line = one_error_line(capsys)
     assert [text for text in said if text not in line] == []
+
+
+LONG = "y" * 100_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[LONG], ["--" + LONG], ["try", "m", LONG], ["try", "m", "--" + LONG], ["try", "m", "--context", LONG],
+     ["try", "m", "--kv-dtype", LONG]],
+)  # fmt: skip
+def test_a_word_of_any_length_is_cut_where_it_is_told(verb, capsys, words: list[str]) -> None:
+    verb(lambda options: 0, configured)
+    assert main(words) == 2
+    assert len(one_error_line(capsys)) < 800
 
 
 def test_the_help_of_a_verb_is_shown_and_ends_well(verb, capsys) -> None:
@@ -213,6 +269,20 @@ def test_a_full_disk_is_one_line() -> None:
     assert done.stderr.decode() == f"manyheads: cannot write the result to standard output: {reason}\n"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [["--help"], [], ["--version"], ["cost", "--help"], ["facts"]])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_nothing_that_is_printed_onto_a_full_disk_is_a_bug(words: list[str], buffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "manyheads", *words], check=False, stdout=full, stderr=subprocess.PIPE, timeout=60,
+            env={**os.environ, "PYTHONUNBUFFERED": buffered},
+        )  # fmt: skip
+    assert done.returncode == 2
+    reason = os.strerror(errno.ENOSPC)
+    assert done.stderr.decode() == f"manyheads: cannot write the result to standard output: {reason}\n"
+
+
 def test_closed_streams_are_no_error(python) -> None:
     script = "import sys, os; from manyheads.cli.main import main; {}; os._exit(main(['--version']))"
     assert python("-c", script.format("sys.stdout = None")).returncode == 0
@@ -234,7 +304,7 @@ def test_it_is_also_a_module(python) -> None:
 def test_verbs_are_not_loaded_before_they_are_asked_for(python) -> None:
     script = "import sys; from manyheads.cli.main import main; main(['--help']); print([m for m in sys.modules if m.startswith('manyheads.')])"
     assert python("-c", script).stdout.splitlines()[-1] == (
-        "['manyheads.cli', 'manyheads.quoting', 'manyheads.errors', 'manyheads.cli.common', 'manyheads.cli.main']"
+        "['manyheads.cli', 'manyheads.quoting', 'manyheads.errors', 'manyheads.cli.common', 'manyheads.cli.stopping', 'manyheads.cli.main']"
     )
 
 

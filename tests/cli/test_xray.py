@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -222,20 +223,21 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(capsys, here
 
 
 def test_where_the_page_cannot_be_written_the_json_is_as_it_was(capsys, here, llama, monkeypatch) -> None:
-    from manyheads.errors import ManyheadsError
     from manyheads.report import files
 
     assert quick(capsys, llama)[0] == 0
     before = (here / "xray.json").read_bytes()
-    real = files.write_whole
+    real, filled = files._force, []
 
-    def full(path, content) -> None:
-        if str(path).endswith(".html"):
-            raise ManyheadsError("cannot write xray.html: No space left on device")
-        real(path, content)
+    def full(file) -> None:
+        filled.append(file)
+        if len(filled) % 2 == 0:  # the page: the second of the two
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file)
 
-    monkeypatch.setattr(files, "write_whole", full)
-    assert quick(capsys, llama, "--seed", "5")[0] == 2
+    monkeypatch.setattr(files, "_force", full)
+    status, _, err = quick(capsys, llama, "--seed", "5")
+    assert (status, err.splitlines()[-1]) == (2, "manyheads: cannot write xray.html: No space left on device")
     assert (here / "xray.json").read_bytes() == before
     (here / "xray.json").unlink()
     assert quick(capsys, llama, "--seed", "5")[0] == 2

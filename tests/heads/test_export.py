@@ -28,6 +28,7 @@ from manyheads.checkpoints.locate import locate  # noqa: E402
 from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError  # noqa: E402
 from manyheads.heads import export as exporting  # noqa: E402
 from manyheads.heads.export import export, load_pruned  # noqa: E402
+from manyheads.heads.folder import check_folder  # noqa: E402
 from manyheads.heads.prune import mask  # noqa: E402
 from manyheads.heads.trial import logits_of, random_batch  # noqa: E402
 from manyheads.models.door import opened  # noqa: E402
@@ -395,6 +396,13 @@ def test_what_cannot_be_written_leaves_nothing_behind(
     assert "\n" not in str(caught.value)
     assert _bystanders(tmp_path) - {"deep"} == before
     assert not (tmp_path / "deep").exists() or not os.listdir(tmp_path / "deep")
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "/".join(["d" * 200] * 30), "/".join(["d" * 200] * 19)])
+def test_names_too_long_for_the_system_are_refused_before_the_work(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"File name too long; valid: a shorter one$"):
+        check_folder(tmp_path / name)
+    assert os.listdir(tmp_path) == []
 
 
 def test_logits_that_differ_are_refused_and_nothing_is_left(

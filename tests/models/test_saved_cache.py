@@ -138,7 +138,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BackendError, match="No space left on device"):
+    with pytest.raises(ManyheadsError, match="No space left on device"):
         save_cache(filled(model, ids[:, :3]), tmp_path / "c", model)
     assert (tmp_path / "c").read_bytes() == before
     assert os.listdir(tmp_path) == ["c"]

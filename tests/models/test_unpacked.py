@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from manyheads.models import unpacked
+from manyheads.report.parts import part_path
 
 numpy = pytest.importorskip("numpy")
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
@@ -154,14 +155,15 @@ def test_of_two_processes_the_second_leaves_the_first_one_s_entry(entry: Path) -
     assert left_over(entry) == []
 
 
-def test_what_a_killed_process_left_is_removed_a_day_later(entry: Path) -> None:
+def test_what_a_killed_process_left_is_removed(entry: Path) -> None:
     entry.parent.mkdir(parents=True)
-    old, new = entry.parent / ".part-old", entry.parent / ".part-new"
-    for folder in (old, new):
-        folder.mkdir()
-    os.utime(old, (time.time() - 90_000, time.time() - 90_000))
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    own = Path(part_path(str(entry)))
+    own.mkdir()
+    Path(str(own).replace(f"-{os.getpid()}-", f"-{ended.pid}-")).mkdir()
     assert unpacked.keep(entry, SHA, fill) == ""
-    assert left_over(entry) == [".part-new"]
+    assert left_over(entry) == [own.name]
 
 
 def test_the_manifest_says_what_it_was_made_from(entry: Path) -> None:

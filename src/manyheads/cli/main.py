@@ -5,22 +5,26 @@ A verb is a module of this package with the verb's name, imported only when the 
     configure(parser: argparse.ArgumentParser) -> None     adds the verb's arguments
     run(options: argparse.Namespace) -> int                does it; the exit status: 0 done, 1 the answer is no
 
-What goes wrong is one line on stderr: a ManyheadsError, a wrong argument or a missing package exits 2, as does a bug of
-ours, which says so. `--debug` anywhere after the verb shows the traceback.
+What goes wrong is one line on stderr: a ManyheadsError, a wrong argument, a missing package, what the system refuses or
+memory that ran out exits 2, as does a bug of ours, which says so. `--debug` anywhere after the verb shows the traceback. A
+signal to end exits with 128 and its number, after tidying up.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from manyheads.cli.common import LONGEST_LINE, UsageError, flush_stdout, missing_package, nearest
+from manyheads.cli.common import LONGEST_LINE, UsageError, flush_stdout, missing_package, nearest, write_stdout
+from manyheads.cli.stopping import Stopped, stopped_by_signals
 from manyheads.errors import ManyheadsError
-from manyheads.quoting import one_line
+from manyheads.quoting import cut, one_line, shown, shown_name, shown_path
 
 __all__ = ["VERBS", "build_parser", "main"]
 
@@ -48,15 +52,23 @@ TOUR = (
 
 _INTERRUPTED = 130  # 128 + SIGINT and 128 + SIGPIPE, as a shell reports a program that these signals ended
 _PIPE_CLOSED = 141
+_LONGEST_QUOTED = 400
 
 
 class _Parser(argparse.ArgumentParser):
     """An ArgumentParser whose complaints are one line, raised as UsageError."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        if "invalid choice: " in message:
-            message += _suggestion_of_choice(message)
-        raise UsageError(f"{self.prog.removeprefix('manyheads ')}: {message} ({self.prog} --help says what is valid)")
+        hint = _suggestion_of_choice(message) if "invalid choice: " in message else ""
+        said = f"{cut(message, _LONGEST_QUOTED)}{hint}"  # argparse quotes a word however long it is
+        raise UsageError(f"{self.prog.removeprefix('manyheads ')}: {said} ({self.prog} --help says what is valid)")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse drops what the system says of a full disk.
+        if file is None or file is sys.stdout:
+            write_stdout(message)
+        else:
+            super()._print_message(message, file)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> object:
         # argparse takes any ValueError of a `type` function, ours too, for "invalid value" and drops its message.
@@ -76,8 +88,8 @@ class _Parser(argparse.ArgumentParser):
         unknown = next((word for word in left if word.startswith("-")), left[0])
         if unknown.startswith("-"):
             name = unknown.split("=", 1)[0]
-            self.error(f"there is no option {name}{nearest(name, known)}")
-        self.error(f"nothing takes the word {unknown!r} (quote a description that has spaces in it)")
+            self.error(f"there is no option {shown_name(name)}{nearest(name, known)}")
+        self.error(f"nothing takes the word {shown(unknown)} (quote a description that has spaces in it)")
         raise AssertionError("unreachable: error raises")
 
 
@@ -106,41 +118,40 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     _survive_narrow_encodings()
     try:
-        status = _dispatch(words)
-        flush_stdout()
+        with stopped_by_signals():
+            status = _dispatch(words)
+            flush_stdout()
         return status
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except Stopped as stopped:
+        return 128 + stopped.number
     except BrokenPipeError:
         _abandon_stdout()
         return _PIPE_CLOSED
-    except ModuleNotFoundError as error:
-        return _complain(missing_package(error) or _our_bug(error, words), words)
-    except ManyheadsError as error:
-        return _complain(str(error), words)
     except Exception as error:  # noqa: BLE001 the last door: a person sees one line, never a traceback
-        return _complain(_our_bug(error, words), words)
+        return _complain(_message(error, words), words)
 
 
 def _dispatch(words: list[str]) -> int:
     while words and words[0] == "--debug":
         words = [*words[1:], "--debug"] if len(words) > 1 else []
     if not words:
-        print(_tour())
+        write_stdout(f"{_tour()}\n")
         return 0
     first, rest = words[0], words[1:]
     if first in ("-h", "--help"):
-        print(_help())
+        write_stdout(f"{_help()}\n")
         return 0
     if first == "--version":
         from manyheads import __version__
 
-        print(f"manyheads {__version__}")
+        write_stdout(f"manyheads {__version__}\n")
         return 0
     if first not in VERBS:
         kind = "an option" if first.startswith("-") else "a verb"
         raise UsageError(
-            f"{first!r} is not {kind} of manyheads{nearest(first, [*VERBS, '--help', '--version'])}; "
+            f"{shown(first)} is not {kind} of manyheads{nearest(first, [*VERBS, '--help', '--version'])}; "
             f"the verbs are {', '.join(VERBS)} (manyheads --help)"
         )
     try:
@@ -179,6 +190,40 @@ def _complain(message: str, words: list[str]) -> int:
         with contextlib.suppress(OSError):
             print(one_line(f"manyheads: {message}", LONGEST_LINE), file=sys.stderr, flush=True)
     return 2
+
+
+def _message(error: Exception, words: list[str]) -> str:
+    """What went wrong, in one line: ours, the system's, or a bug."""
+    if isinstance(error, ManyheadsError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error) or _our_bug(error, words)
+    if _is_memory(error):
+        said = f" ({cut(str(error), _LONGEST_QUOTED)})" if str(error) else ""
+        return f"memory ran out{said}; a smaller model, a shorter text or a machine with more memory would do"
+    if isinstance(error, OSError):
+        return _of_the_system(error)
+    return _our_bug(error, words)
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether there was no memory: torch says so in errors of its own."""
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system refused, and of which file."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the current folder is not there any more; valid: another one (cd)"
+    of = f": {shown_path(error.filename)}" if isinstance(error.filename, str) else ""
+    return f"the system refuses: {error.strerror or error}{of}"
 
 
 def _our_bug(error: Exception, words: list[str]) -> str:

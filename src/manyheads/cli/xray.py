@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_least_effect, add_seed, emit, need, progress, timed
 from manyheads.cli.cost import add_model
-from manyheads.errors import ManyheadsError
+from manyheads.errors import CheckpointError, ManyheadsError
+from manyheads.quoting import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,41 +118,29 @@ def _targets(folder: str) -> tuple[str, str]:
 
 
 def _starts_with(path: str, sign: str) -> bool:
+    from manyheads.checkpoints.files import open_regular
+
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            start = file.read(1_000)
-    except OSError:
+        file, _ = open_regular(path, wanted="an earlier x-ray")
+        with file:
+            start = file.read(1_000).decode(errors="replace")
+    except (OSError, CheckpointError):
         return False
     return sign in start or not start.strip()
 
 
 def _write(report: Report, targets: tuple[str, str], widgets: Sequence[Widget]) -> None:
-    """Both files, or neither: where the second fails, the first is as it was."""
+    """Both files, or neither."""
     from manyheads.models.xray_page import page
-    from manyheads.report.files import write_whole
+    from manyheads.report.files import write_all
     from manyheads.report.jsonform import dumps
 
     json_path, html_path = targets
-    texts = dumps(report), page(report, widgets=widgets)
-    before = _content(json_path)
-    write_whole(json_path, texts[0])
-    try:
-        write_whole(html_path, texts[1])
-    except BaseException:
-        if before is None:
-            os.unlink(json_path)
-        else:
-            write_whole(json_path, before)
-        raise
-    progress(f"wrote {html_path} ({len(texts[1].encode()) / 1024:,.0f} KiB) and {json_path}")
-
-
-def _content(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
+    html = page(report, widgets=widgets)
+    write_all({json_path: dumps(report), html_path: html})
+    progress(
+        f"wrote {shown_path(html_path)} ({len(html.encode(errors='backslashreplace')) / 1024:,.0f} KiB) and {shown_path(json_path)}"
+    )
 
 
 def _command(options: argparse.Namespace) -> str:

@@ -29,7 +29,7 @@ from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
 from manyheads.heads.address import Heads
 from manyheads.heads.export_told import UNMEASURED, card, record
-from manyheads.heads.folder import appearing, check_folder, folder_of
+from manyheads.heads.folder import check_folder, folder_of
 from manyheads.heads.forms import AUTO, Form, about_removing, choose_form, stated_stack
 from manyheads.heads.plan import Plan, make_plan
 from manyheads.heads.provenance import CARD_NAME, REPORT_NAME, Source, source_of
@@ -42,6 +42,8 @@ from manyheads.models.load import Loaded, load_model
 from manyheads.models.store import Store, open_store
 from manyheads.models.store_write import Written, write_store
 from manyheads.quoting import shown_path
+from manyheads.report.files import folder_appearing
+from manyheads.report.parts import part_folder
 from manyheads.spec.inventory import weights
 from manyheads.spec.stack import StackSpec
 
@@ -117,7 +119,7 @@ def export(
     loaded = loaded or _load(text, say)
     find_attentions(loaded.model)  # refuses, naming it, a model whose heads nobody could mask
     located = locate(text)
-    with tempfile.TemporaryDirectory(prefix="manyheads-") as scratch:
+    with part_folder(os.path.join(tempfile.gettempdir(), "model")) as scratch:
         place = _folder_of(text, loaded, scratch, say)
         with open_store(place) as store:
             settings, name = dict(store.checkpoint.config or {}), _name_of(located)
@@ -203,7 +205,7 @@ class _Making:
 
 def _write(making: _Making, loaded: Loaded | None, seed: int, say: Say) -> Exported:
     store, plan, form, source = making.store, making.plan, making.form, making.source
-    with appearing(making.target) as part:
+    with folder_appearing(making.target) as part:
         written = write_store(
             part, PrunedWeights(store, store.stack, plan, form.pruning), config=form.settings, layout=store.layout,
             others={name: store.other(name) for name in store.left_out},

@@ -10,7 +10,6 @@ what is read of it is read when attention first does. Written tensor by tensor, 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from manyheads.checkpoints.safetensors_header import read_header
 from manyheads.errors import BackendError, CheckpointError
 from manyheads.quoting import shown, shown_name, shown_path
-from manyheads.report.files import check_target
+from manyheads.report.files import check_target, file_appearing
 
 __all__ = ["fingerprint", "load_cache", "save_cache"]
 
@@ -188,19 +187,8 @@ def _write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata
         at += size
     head = json.dumps(entries).encode()
     head += b" " * (-(8 + len(head)) % 64)
-    target = os.path.realpath(path)
-    temporary = f"{target}.{os.urandom(6).hex()}.part"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for name in order:
-                for sequence in tensors[name]:  # contiguous one sequence at a time
-                    file.write(memoryview(sequence.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise BackendError(f"cannot write {shown_path(path)}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+    with file_appearing(path) as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name in order:
+            for sequence in tensors[name]:  # contiguous one sequence at a time
+                file.write(memoryview(sequence.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))

@@ -6,12 +6,9 @@ tied is left out, as Hugging Face does (case O66); the index's total is the sum 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +25,8 @@ from manyheads.checkpoints.safetensors_header import INDEX_NAME, SINGLE_NAME
 from manyheads.errors import CheckpointError
 from manyheads.models.store import check_names
 from manyheads.models.store_patterns import put_together
-from manyheads.quoting import shown, shown_path
+from manyheads.quoting import one_line, shown, shown_path
+from manyheads.report.files import folder_appearing
 from manyheads.spec.inventory import weights as inventory
 from manyheads.spec.stack import StackSpec
 
@@ -93,7 +91,8 @@ def write_store(
         raise CheckpointError(
             f"{where}: {shown(unsafe[0])} cannot be put beside the weights; expected another plain name"
         )
-    with _appearing(target) as part:
+    _check_free(target, where)
+    with folder_appearing(target) as part:
         shards = _Shards(part, shard_bytes)
         for name, tensor, file in _stored(model, weights, others or {}, layout or {}):
             shards.add(name, tensor, file)
@@ -102,16 +101,8 @@ def write_store(
         (part / "config.json").write_text(text, encoding="utf-8")
         for name, data in (beside or {}).items():
             (part / name).write_bytes(data)
-        _check(part, where)
+        open_model(part)  # read as anyone will: its headers must be what its configuration describes
     return Written(target, files, shards.total_bytes, shards.parameters)
-
-
-def _check(part: Path, where: str) -> None:
-    """What was written, read as anyone will: its headers must be what its configuration describes."""
-    try:
-        open_model(part)
-    except CheckpointError as error:
-        raise CheckpointError(str(error).replace(shown_path(part), where)) from None
 
 
 def _untied(weights: Mapping[str, Tensor], model: ModelConfig, where: str) -> Mapping[str, Tensor]:
@@ -214,6 +205,7 @@ class _Shards:
         return self._folder / f"shard-{number}.part"
 
     def _write(self) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         self._shards.append(tuple(self._now))
@@ -222,7 +214,12 @@ class _Shards:
         mode = stat.S_IMODE(
             path.stat().st_mode
         )  # of any new file here; the library makes one that only its owner reads
-        save_file(self._now, path, metadata={"format": "pt"})
+        try:
+            save_file(self._now, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{shown_path(self._folder)}: cannot be written ({one_line(str(error), 200)})"
+            ) from None
         path.chmod(mode)
         self._now, self._now_bytes = {}, 0
 
@@ -233,28 +230,6 @@ def _alone(tensor: Tensor) -> Tensor:
     return own.clone() if own.data_ptr() == tensor.data_ptr() else own
 
 
-@contextlib.contextmanager
-def _appearing(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that becomes it at the end, or goes away without a trace."""
-    from safetensors import SafetensorError
-
-    where = shown_path(target)
+def _check_free(target: Path, where: str) -> None:
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise CheckpointError(f"{where}: is there already; expected a folder that does not exist yet, or an empty one")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
-    except OSError as error:
-        raise CheckpointError(f"{where}: cannot be written ({error.strerror or error})") from None
-    try:
-        part = holder / target.name  # not the private folder itself, so that it has the permissions of any other
-        part.mkdir()
-        yield part
-        if target.exists():
-            target.rmdir()
-        os.replace(part, target)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise CheckpointError(f"{where}: cannot be written ({reason})") from None
-    finally:
-        shutil.rmtree(holder, ignore_errors=True)

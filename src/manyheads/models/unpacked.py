@@ -11,16 +11,15 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from manyheads.checkpoints.json_config import load_json_object
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown_path
+from manyheads.report.parts import part_folder
 from manyheads.spec import Heads, Rope, StackSpec
 
 __all__ = ["VARIABLE", "cache_folder", "check_turned", "entry_folder", "file_sha256", "intact", "keep"]
@@ -28,8 +27,6 @@ __all__ = ["VARIABLE", "cache_folder", "check_turned", "entry_folder", "file_sha
 VARIABLE = "MANYHEADS_CACHE"
 _MANIFEST = "manyheads.json"
 _SCHEMA = "manyheads.unpacked/1"
-_PART = ".part-"
-_STALE_SECONDS = 86_400.0
 
 
 def cache_folder() -> Path:
@@ -89,7 +86,7 @@ def intact(entry: Path, sha256: str) -> bool:
     from manyheads.checkpoints.safetensors_header import read_sharded
 
     try:
-        manifest = json.loads((entry / _MANIFEST).read_text("utf-8"))
+        manifest = load_json_object(entry / _MANIFEST)
         if manifest["schema"] != _SCHEMA or manifest["source_sha256"] != sha256:
             return False
         if any((entry / name).stat().st_size != size for name, size in manifest["files"].items()):
@@ -108,22 +105,17 @@ def keep(entry: Path, sha256: str, write: Callable[[Path], None]) -> str:
     """
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(entry.parent)
-        part = Path(tempfile.mkdtemp(prefix=_PART, dir=entry.parent))
-    except OSError as error:
-        return _reason(error)
-    try:
-        write(part)
-        files = {file.name: file.stat().st_size for file in sorted(part.iterdir())}
-        manifest = {"schema": _SCHEMA, "source_sha256": sha256, "files": files}
-        (part / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
-        if not intact(part, sha256):
-            return "what was written could not be read back"
-        _put(part, entry, sha256)
+        with part_folder(str(entry)) as folder:
+            part = Path(folder)
+            write(part)
+            files = {file.name: file.stat().st_size for file in sorted(part.iterdir())}
+            manifest = {"schema": _SCHEMA, "source_sha256": sha256, "files": files}
+            (part / _MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
+            if not intact(part, sha256):
+                return "what was written could not be read back"
+            _put(part, entry, sha256)
     except Exception as error:  # noqa: BLE001  safetensors raises a kind of its own for a full disk
         return _reason(error)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return ""
 
 
@@ -137,22 +129,11 @@ def _put(part: Path, entry: Path, sha256: str) -> None:
             raise
     if intact(entry, sha256):
         return
-    aside = Path(tempfile.mkdtemp(prefix=_PART, dir=entry.parent))
-    try:
+    with part_folder(str(entry)) as aside:
         with contextlib.suppress(FileNotFoundError):  # another process moved it first
-            os.rename(entry, aside / "broken")
+            os.rename(entry, os.path.join(aside, "broken"))
         with contextlib.suppress(OSError):  # or put its own there
             os.rename(part, entry)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_stale(folder: Path) -> None:
-    """Removes what killed processes left behind more than a day ago."""
-    for left in folder.glob(f"{_PART}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def _reason(error: Exception) -> str:
