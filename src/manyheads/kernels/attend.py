@@ -35,28 +35,28 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     """Whether `decode` can take these tensors, or No(reason)."""
     fits = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3]
     if not fits or (k.shape[0], k.shape[3]) != (q.shape[0], q.shape[3]):
-        return No(f"shapes that do not fit: queries {tuple(q.shape)}, keys {tuple(k.shape)}, values {tuple(v.shape)}")
+        return No("shapes that do not fit: queries {}, keys {}, values {}", *(tuple(x.shape) for x in (q, k, v)))
     if not k.shape[1] or q.shape[1] % k.shape[1]:
-        return No(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key/value heads")
+        return No("{} query heads are not a multiple of {} key/value heads", q.shape[1], k.shape[1])
     if not (q.is_cpu and k.is_cpu and v.is_cpu):
-        return No(f"the kernels run on a CPU, these tensors are on {q.device}, {k.device} and {v.device}")
+        return No("the kernels run on a CPU, these tensors are on {}, {} and {}", q.device, k.device, v.device)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return No("the kernels have no backward pass")
     if k.dtype not in _KINDS or v.dtype != k.dtype:
-        return No(f"keys and values must both be float32, bfloat16, float16 or int8; found {k.dtype} and {v.dtype}")
+        return No("keys and values must both be float32, bfloat16, float16 or int8; found {} and {}", k.dtype, v.dtype)
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return No(f"queries must be float32, bfloat16 or float16; found {q.dtype}")
+        return No("queries must be float32, bfloat16 or float16; found {}", q.dtype)
     if not 1 <= q.shape[2] <= MOST_QUERIES:
-        return No(f"the kernels take 1 to {MOST_QUERIES} new queries, found {q.shape[2]}")
+        return No("the kernels take 1 to {} new queries, found {}", MOST_QUERIES, q.shape[2])
     if max(k.shape[3], v.shape[3]) > LARGEST_HEAD:
-        return No(f"heads of at most {LARGEST_HEAD} elements, found {k.shape[3]} and {v.shape[3]}")
+        return No("heads of at most {} elements, found {} and {}", LARGEST_HEAD, k.shape[3], v.shape[3])
     if 0 in q.shape or 0 in k.shape or 0 in v.shape:
         return No("there is nothing to read")
     for name, x in (("keys", k), ("values", v)):
         if x.stride(3) != 1 and x.shape[3] > 1:
-            return No(f"the elements of a head must lie side by side; the {name} have stride {x.stride(3)}")
+            return No("the elements of a head must lie side by side; the {} have stride {}", name, x.stride(3))
         if x.dtype == torch.bfloat16 and x.shape[3] % 2:
-            return No(f"bfloat16 heads of an even size, found {x.shape[3]}")
+            return No("bfloat16 heads of an even size, found {}", x.shape[3])
     return Yes()
 
 

@@ -153,9 +153,8 @@ def mask(visible: Visible | Tensor | None, *, batch: int, heads: int, count: int
     """
     if visible is None or isinstance(visible, Visible):
         return visible
-    shapes = f"(t, s), (b, t, s) or (b, 1 or h, t, s) with b = {batch}, h = {heads}, t = {count}"
     if not isinstance(visible, Tensor):
-        raise SpecError(f"visible must be a predicate of manyheads.ops.masks or booleans {shapes}; found {visible!r}")
+        raise SpecError(f"visible must be a predicate of manyheads.ops.masks or a boolean tensor; found {visible!r}")
     if visible.dtype != torch.bool:
         raise SpecError(
             f"visible must be boolean, True = may attend, found {visible.dtype}; an additive mask is a bias"
@@ -166,7 +165,8 @@ def mask(visible: Visible | Tensor | None, *, batch: int, heads: int, count: int
     fits = wanted is not None and all(size in (1, need) for size, need in zip(found, wanted, strict=False))
     if not fits or (len(found) == 2 and found[0] != count):
         hint = "; padding (b, s) is said by masks.padding(keep)" if found[:1] == (batch,) and len(found) == 2 else ""
-        raise SpecError(f"visible must be {shapes}, found {found}{hint}")
+        sizes = f"b = {batch}, h = {heads}, t = {count}"
+        raise SpecError(f"visible must be (t, s), (b, t, s) or (b, 1 or h, t, s) with {sizes}, found {found}{hint}")
     return visible[:, None] if len(found) == 3 else visible[(None,) * (4 - len(found))]
 
 

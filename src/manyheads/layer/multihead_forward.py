@@ -14,7 +14,7 @@ from manyheads.layer.multihead_masks import Sizes, translate
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.arguments import check_dropout
 from manyheads.ops.masks import Visible
-from manyheads.ops.request import in_full, wide
+from manyheads.ops.request import in_full, shapes, wide
 from manyheads.spec import check
 
 __all__ = ["Given", "attend", "multi_head_attention_forward"]
@@ -177,18 +177,22 @@ def _with_extra_keys(k: Tensor, v: Tensor, given: Given) -> tuple[Tensor, Tensor
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, given: Given) -> None:
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    tensors = {"query": query, "key": key, "value": value}
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (2, 3):
-        raise SpecError(f"query, key and value must all be 2-D (unbatched) or all 3-D (batched); found {shapes}")
-    for name, x, width in zip(("query", "key", "value"), (query, key, value), given.widths, strict=True):
+        raise SpecError(
+            f"query, key and value must all be 2-D (unbatched) or all 3-D (batched); found {shapes(**tensors)}"
+        )
+    for (name, x), width in zip(tensors.items(), given.widths, strict=True):
         if x.shape[-1] != width:
-            raise SpecError(f"{name} must be {width} wide, as its projection is; found {x.shape[-1]} in {shapes}")
+            raise SpecError(
+                f"{name} must be {width} wide, as its projection is; found {x.shape[-1]} in {shapes(**tensors)}"
+            )
         if x.device != given.output.device:
             raise SpecError(f"{name} is on {x.device} and the weights are on {given.output.device}: move one")
         if x.dtype != given.output.dtype and not torch.is_autocast_enabled(x.device.type):
             raise SpecError(f"{name} must have the weights' dtype {given.output.dtype}, found {x.dtype}")
     if key.shape[:-1] != value.shape[:-1]:
-        raise SpecError(f"key and value must agree in all but their width; found {shapes}")
+        raise SpecError(f"key and value must agree in all but their width; found {shapes(**tensors)}")
     if (given.bias_k is None) != (given.bias_v is None):
         raise SpecError("bias_k and bias_v come together; found one without the other")
 

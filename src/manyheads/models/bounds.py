@@ -41,8 +41,6 @@ def seen_keys(visible: Visible | Tensor | None, *, batch: int, heads: int, queri
         Dense(visible).check(batch=batch, heads=heads, queries=queries, keys=keys)
     else:
         mask = materialise(visible, batch=batch, heads=heads, queries=queries, keys=keys)
-    if torch.compiler.is_compiling():
-        return Seen(_span(batch, queries, keys), _hidden(mask))
     version = None if mask.is_inference() else mask._version
     noted: Any = getattr(mask, _NOTE, None)
     if noted is not None and version is not None and noted[:2] == (version, (batch, queries, keys)):
@@ -53,16 +51,10 @@ def seen_keys(visible: Visible | Tensor | None, *, batch: int, heads: int, queri
     return found
 
 
+@lru_cache(maxsize=4)
 def _span(batch: int, queries: int, keys: int) -> Keys:
     """All keys for every query; the layers of a model ask for the same, one after the other."""
-    return (_made_span if torch.compiler.is_compiling() else _kept_span)(batch, queries, keys)
-
-
-def _made_span(batch: int, queries: int, keys: int) -> Keys:
     return Keys(torch.zeros(batch, queries, dtype=torch.int64), torch.full((batch, queries), keys, dtype=torch.int64))
-
-
-_kept_span = lru_cache(maxsize=4)(_made_span)
 
 
 def _hidden(mask: Tensor) -> Tensor:

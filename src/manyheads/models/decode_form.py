@@ -9,15 +9,14 @@ of them (`latent_seam.Expanded`).
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from manyheads.kernels.keys import MOST_QUERIES
 from manyheads.models import bounds
+from manyheads.models.decode_op import attend_last
 from manyheads.models.door_call import Call
 from manyheads.models.handed import Handed, Packed
 from manyheads.models.latent_seam import Expanded, latent_of
@@ -25,7 +24,7 @@ from manyheads.models.turned import turned
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.bias import Alibi
 
-__all__ = ["KERNEL", "KernelForm", "load"]
+__all__ = ["KERNEL", "KernelForm"]
 
 # Where torch's function takes as long as the kernel: products of queries, keys and what each pair reads. Below, the 40 us
 # that starting the kernel takes weigh more than what it saves (bench/decode_threshold.py, one thread, caches from memory).
@@ -35,7 +34,6 @@ _LEAST_WORK: dict[torch.dtype, tuple[int, int]] = {  # (query heads share keys, 
     torch.float16: (2**17, 2**18),
 }
 _NUMBA = importlib.util.find_spec("numba") is not None
-_loaded: list[Callable[..., Tensor]] = []  # the operator
 _LEAST_WORK_OF_SEVERAL = 2**17
 _LEAST_KEYS_FLOAT32 = 512
 _LEAST_KEYS_OF_SEVERAL = 128
@@ -51,12 +49,12 @@ class KernelForm:
         """Whether the kernel computes this call, or No(reason)."""
         if not _NUMBA:
             return No("numba is not installed; pip install 'manyheads[models]' brings it")
+        if torch.compiler.is_compiling() and call.q.shape[2] != 1:
+            return No("a graph is for any number of new queries, and its operator for one")
         if call.q.shape[2] > MOST_QUERIES:  # said here too, so that who only reads prompts never waits for Numba
-            return No(f"the kernels take 1 to {MOST_QUERIES} new queries, found {call.q.shape[2]}")
-        if torch.compiler.is_compiling() and not _loaded:
-            return No("the operator must be there before a graph is made: manyheads.enable() loads it")
+            return No("the kernels take 1 to {} new queries, found {}", MOST_QUERIES, call.q.shape[2])
         if call.dropout:
-            return No(f"the kernels have no dropout, {call.dropout} was asked for")
+            return No("the kernels have no dropout, {} was asked for", call.dropout)
         if isinstance(call.bias, Tensor) and call.bias.requires_grad and torch.is_grad_enabled():
             return No("the kernels have no backward pass")
         from manyheads.kernels import attend
@@ -81,7 +79,9 @@ class KernelForm:
         return self.supports(call)
 
     def __call__(self, call: Call) -> Tensor:
-        """(b, h, t, v) of a call that is supported."""
+        """(b, h, t, v) of a call that is supported. In a graph, what is the quickest where it runs."""
+        if torch.compiler.is_compiling():
+            return attend_last(call)
         latent = latent_of(call)
         if latent is None:
             return self._decoded(call, call.q, call.k, call.v).to(call.q.dtype)
@@ -98,10 +98,12 @@ class KernelForm:
             bias = seen.hidden if bias is None else bias + seen.hidden
         if isinstance(k, Packed) and k.is_turned:
             q = turned(q)
-        decode = _loaded[0] if torch.compiler.is_compiling() else _direct()
+        from manyheads.kernels.attend import decode
+
         return decode(
             q, _stored(k), _stored(v), seen.keys, scale=call.scale, bias=bias, slopes=slopes, positions=positions,
             softcap=call.softcap, sinks=call.sinks, k_scale=_scales(k), v_scale=_scales(v),
+            supported=True,
         )  # fmt: skip
 
 
@@ -115,35 +117,20 @@ def _long_enough(call: Call) -> Answer:
     work = b * h * t * s * (q + call.v.shape[3])
     if t == 1:
         if call.k.dtype == torch.float32 and s < _LEAST_KEYS_FLOAT32:
-            return No(f"{s} keys, and in float32 the kernel is quicker from {_LEAST_KEYS_FLOAT32} keys on")
+            return No("{} keys, and in float32 the kernel is quicker from {} keys on", s, _LEAST_KEYS_FLOAT32)
         least = _LEAST_WORK.get(call.k.dtype, (0, 0))[h == kv_heads]
     elif t > MOST_QUERIES:
         least = 0  # not for the kernel at all, as `supports` says
     else:
         keys = _LEAST_KEYS_OF_SEVERAL if t <= 8 else _LEAST_KEYS_OF_MANY
         if s < keys:
-            return No(f"{s} keys, and for {t} new queries the kernel is quicker from {keys} keys on")
+            return No("{} keys, and for {} new queries the kernel is quicker from {} keys on", s, t, keys)
         if h == kv_heads and call.k.dtype == torch.float32 and q >= 128:
-            return No(f"{t} new queries over unshared float32 keys of {q} elements are products torch is quicker at")
+            return No("{} new queries over unshared float32 keys of {} elements are products torch is quicker at", t, q)
         least = _LEAST_WORK_OF_SEVERAL
     if work < least:
-        return No(f"{s} keys: {work:,} products, and the kernel is quicker from {least:,} on")
+        return No("{} keys: {:,} products, and the kernel is quicker from {:,} on", s, work, least)
     return Yes()
-
-
-def load() -> None:
-    """Load the kernels and their operator, so that torch.compile can trace a call of it; without Numba, nothing."""
-    if _NUMBA:
-        from manyheads.kernels import op
-
-        _loaded[:] = [op.decode]
-
-
-def _direct() -> Callable[..., Tensor]:
-    """The kernel without the operator around it, for a call that `supports` has said yes to."""
-    from manyheads.kernels.attend import decode
-
-    return functools.partial(decode, supported=True)
 
 
 def _stored(x: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from manyheads.errors import BackendError
@@ -12,7 +12,7 @@ from manyheads.models.decode_form import KERNEL
 from manyheads.models.door_call import Call
 from manyheads.models.handed import widened
 from manyheads.ops import sdpa, softmax, tiled
-from manyheads.ops.answer import Yes
+from manyheads.ops.answer import No, Yes
 
 __all__ = ["FORMS", "Form", "Taken", "chosen", "form", "pick", "taken"]
 
@@ -22,12 +22,19 @@ Form = Callable[[Call], Tensor]
 _LARGEST_PLAIN_ELEMENTS = 2**22  # logits of all sequences and heads: 16 MiB of float32
 
 
-@dataclass(frozen=True)
 class Taken:
-    """Which form computes a call, and why not a quicker one: "" where there is none."""
+    """Which form computes a call, and why not a quicker one: put together when somebody reads it, as of a `No`."""
 
-    name: str
-    reason: str
+    def __init__(self, name: str, *reasons: str | No) -> None:
+        self.name, self._reasons = name, reasons
+
+    @property
+    def reason(self) -> str:
+        """Why not a quicker form; "" where there is none."""
+        return "; ".join(each.reason if isinstance(each, No) else each for each in self._reasons)
+
+    def __repr__(self) -> str:
+        return f"Taken({self.name!r}, {self.reason!r})"
 
 
 def _plain(call: Call) -> Tensor:
@@ -44,20 +51,23 @@ def _sdpa(call: Call) -> Tensor:
 
 def pick(call: Call) -> Taken:
     """What "auto" takes: the decode kernel where it is the quickest, else torch's function where it computes this, else the
-    kernel after all, else written out while that is small, else in tiles.
+    kernel after all, else written out while that is small, else in tiles. In a graph, nothing depends on lengths.
     """
-    kernel = KERNEL.pays(call)
+    in_graph = torch.compiler.is_compiling()
+    kernel = KERNEL.supports(call) if in_graph else KERNEL.pays(call)
     if isinstance(kernel, Yes):
-        return Taken("kernel", "")
+        return Taken("kernel")
     other = sdpa.supports(call.q, call.k, call.v, **call.options)
     if isinstance(other, Yes):
-        return Taken("sdpa", kernel.reason)
+        return Taken("sdpa", kernel)
+    if in_graph:
+        return Taken("plain", kernel, other)
     kernel = KERNEL.supports(call)
     if isinstance(kernel, Yes):
-        return Taken("kernel", "")
+        return Taken("kernel")
     b, h, t, _ = call.q.shape
     name = "plain" if b * h * t * call.k.shape[2] <= _LARGEST_PLAIN_ELEMENTS else "tiled"
-    return Taken(name, f"{kernel.reason}; {other.reason}")
+    return Taken(name, kernel, other)
 
 
 def _auto(call: Call) -> Tensor:

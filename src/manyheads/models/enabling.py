@@ -32,10 +32,9 @@ def enable(*, cache: bool = False) -> None:
 
     Raises BackendError where another function has the name.
     """
-    from manyheads.models import decode_form, door
+    from manyheads.models import door
 
     door.register_once()
-    decode_form.load()
     if _open_seam not in door.before_call:
         door.before_call.append(_open_seam)
     if cache and not _replaced:

@@ -61,17 +61,32 @@ class Packed(Handed):
         made.numbers, made.scales, made.is_turned = numbers, scales, is_turned
         return made
 
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        """What torch.compile takes it apart into, so that a graph can hold one."""
+        return ["numbers"] + ["scales"] * (self.scales is not None), (self.dtype, self.is_turned)
+
+    @staticmethod
+    def __tensor_unflatten__(parts: dict[str, Tensor], told: Any, size: Any, stride: Any) -> Packed:  # noqa: ARG004
+        """The opposite of `__tensor_flatten__`."""
+        return Packed(parts["numbers"], parts.get("scales"), told[0], is_turned=told[1])
+
     def widened(self) -> Tensor:
         """numbers · scales, turned back, in the dtype that it looks like."""
-        if self.scales is None:
-            return self.numbers.to(self.dtype)
-        wide = self.numbers.to(torch.float32) * self.scales[..., None].to(torch.float32)
-        return (turned(wide) if self.is_turned else wide).to(self.dtype)
+        return _unpacked(self.numbers, self.scales, self.dtype, is_turned=self.is_turned)
 
 
 def widened(x: Any) -> Any:
     """The tensor that `x` stands for; anything but a `Handed` as it is."""
+    if isinstance(x, Packed):  # not by its method, which torch.compile would take for an operation of tensors
+        return _unpacked(x.numbers, x.scales, x.dtype, is_turned=x.is_turned)
     return x.widened() if isinstance(x, Handed) else x
+
+
+def _unpacked(numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_turned: bool) -> Tensor:
+    if scales is None:
+        return numbers.to(dtype)
+    wide = numbers.to(torch.float32) * scales[..., None].to(torch.float32)
+    return (turned(wide) if is_turned else wide).to(dtype)
 
 
 def say_once(text: str) -> None:

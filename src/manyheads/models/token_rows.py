@@ -53,6 +53,11 @@ class TokenRows:
         if learning and any(x.requires_grad for x in (*self._buffers, *new)):
             self.replace([torch.cat(pair, 2) for pair in zip(self.view(), new, strict=True)])
             return
+        if (
+            torch.compiler.is_compiling()
+        ):  # no graph may depend on how much room there is: they grow as transformers' own
+            self.replace([torch.cat(pair, 2) for pair in zip(self.view(), new, strict=True)])
+            return
         count = new[0].shape[2]
         if self._stop + count > self._buffers[0].shape[2] or self._unfit():
             self._move(count)

@@ -8,8 +8,6 @@ arXiv:2404.00456, turn keys and queries so.)
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -26,14 +24,20 @@ def turned(x: Tensor) -> Tensor:
     return (wide.unflatten(-1, (size // run, run)) @ _hadamard(run, x.device)).flatten(-2)
 
 
+_made: dict[int, Tensor] = {}
+
+
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    return _made(size).to(device)
-
-
-@cache
-def _made(size: int) -> Tensor:
     """Sylvester's matrix: -1 to the number of bits that row and column have in common, over the root of the size."""
-    with torch.inference_mode(mode=False):
-        common = torch.arange(size)[:, None] & torch.arange(size)
-        odd = sum((common >> bit) & 1 for bit in range(size.bit_length())) % 2
-        return (1.0 - 2.0 * odd.to(torch.float32)) * size**-0.5  # type: ignore[union-attr]
+    if torch.compiler.is_compiling() and size not in _made:
+        return _sylvester(size).to(device)
+    if size not in _made:
+        with torch.inference_mode(mode=False):  # it is kept, and serves gradients too
+            _made[size] = _sylvester(size)
+    return _made[size].to(device)
+
+
+def _sylvester(size: int) -> Tensor:
+    common = torch.arange(size)[:, None] & torch.arange(size)
+    odd: Tensor = sum((common >> bit) & 1 for bit in range(size.bit_length())) % 2  # type: ignore[assignment]
+    return (1.0 - 2.0 * odd.to(torch.float32)) * size**-0.5

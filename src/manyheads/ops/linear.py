@@ -22,7 +22,7 @@ from torch import Tensor
 
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_scale
-from manyheads.ops.request import in_full, wide
+from manyheads.ops.request import in_full, shapes, wide
 from manyheads.spec import check
 
 __all__ = ["LinearState", "chunked", "features", "quadratic", "recurrent"]
@@ -299,11 +299,12 @@ def _check(
     keep: Tensor | None,
 ) -> int:
     """The number of states; a SpecError names what does not fit."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4 or not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise SpecError(f"q, k and v must each be (batch, heads, tokens, dim) of one batch; found {shapes}")
+        raise SpecError(
+            f"q, k and v must each be (batch, heads, tokens, dim) of one batch; found {shapes(q=q, k=k, v=v)}"
+        )
     if not q.shape[2] == k.shape[2] == v.shape[2] or q.shape[3] != k.shape[3]:
-        raise SpecError(f"q, k and v must have as many tokens, q and k one width; found {shapes}")
+        raise SpecError(f"q, k and v must have as many tokens, q and k one width; found {shapes(q=q, k=k, v=v)}")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise SpecError(f"q, k and v must share one floating dtype; found {q.dtype}, {k.dtype}, {v.dtype}")
     if rule not in RULES:
@@ -317,9 +318,11 @@ def _check(
         raise SpecError(f"rule {rule} takes back what it wrote: it has no running norm to divide by")
     (b, h, t, f), states = q.shape, max(k.shape[1], v.shape[1])
     if min(h, k.shape[1], v.shape[1]) < 1 or states % k.shape[1] or states % v.shape[1]:
-        raise SpecError(f"key heads and value heads must divide one another; found {shapes}")
+        raise SpecError(f"key heads and value heads must divide one another; found {shapes(q=q, k=k, v=v)}")
     if max(h, states) % min(h, states):
-        raise SpecError(f"query heads {h} and states {states}: one must divide the other; found {shapes}")
+        raise SpecError(
+            f"query heads {h} and states {states}: one must divide the other; found {shapes(q=q, k=k, v=v)}"
+        )
     if decay is not None and tuple(decay.shape) not in ((b, states, t), (b, states, t, 1), (b, states, t, f)):
         raise SpecError(f"decay must be {(b, states, t)} or {(b, states, t, f)}, found {tuple(decay.shape)}")
     if beta is not None and tuple(beta.shape) not in ((b, states, t), (b, 1, t)):

@@ -14,7 +14,7 @@ from manyheads.ops.bias import Additive
 from manyheads.ops.masks import dense
 from manyheads.ops.predicates import Everything, Grid, Visible, grid
 
-__all__ = ["Request", "group", "in_full", "pairs", "ranked", "request", "ungroup", "wide"]
+__all__ = ["Request", "group", "in_full", "pairs", "ranked", "request", "shapes", "ungroup", "wide"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,18 +98,25 @@ def pairs(asked: Request, q: Tensor, *, rows: slice, columns: slice) -> Grid:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
-        raise SpecError(f"q, k and v must each be (batch, heads, tokens, dim); found {shapes}")
+        raise SpecError(f"q, k and v must each be (batch, heads, tokens, dim); found {shapes(q=q, k=k, v=v)}")
     if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise SpecError(f"q, k and v must have the same batch size; found {shapes}")
+        raise SpecError(f"q, k and v must have the same batch size; found {shapes(q=q, k=k, v=v)}")
     if q.shape[3] != k.shape[3]:
-        raise SpecError(f"queries and keys must have the same width; found {q.shape[3]} and {k.shape[3]} in {shapes}")
+        widths = f"{q.shape[3]} and {k.shape[3]}"
+        raise SpecError(f"queries and keys must have the same width; found {widths} in {shapes(q=q, k=k, v=v)}")
     if k.shape[1:3] != v.shape[1:3]:
-        raise SpecError(f"keys and values must have the same heads and tokens; found {shapes}")
+        raise SpecError(f"keys and values must have the same heads and tokens; found {shapes(q=q, k=k, v=v)}")
     if k.shape[1] < 1 or q.shape[1] % k.shape[1]:
-        raise SpecError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key/value heads; found {shapes}")
+        heads = f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key/value heads"
+        raise SpecError(f"{heads}; found {shapes(q=q, k=k, v=v)}")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise SpecError(f"q, k and v must share one floating dtype; found {q.dtype}, {k.dtype}, {v.dtype}")
     if not q.device == k.device == v.device:
         raise SpecError(f"q, k and v must be on one device; found {q.device}, {k.device}, {v.device}")
+
+
+def shapes(**tensors: Tensor) -> str:
+    """Names and shapes for a message, put together where it is raised and not before: while torch.compile traces, a size that
+    is written into a text becomes a constant of the graph."""
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())

@@ -104,12 +104,15 @@ def _answer(q: Tensor, k: Tensor, v: Tensor, asked: Request) -> Answer:
     if not q.numel() or not k.numel() or not v.numel():
         return No("there are no tokens")
     if isinstance(asked.bias, Tensor) and not _keeps(asked.bias.dtype, q):
-        return No(f"torch's SDPA would round a {asked.bias.dtype} bias to {q.dtype}")
+        return No("torch's SDPA would round a {} bias to {}", asked.bias.dtype, q.dtype)
     if isinstance(asked.bias, Additive) and not _keeps(torch.float32, q):
-        return No(f"torch's SDPA would round a bias of positions to {q.dtype}")
-    elements = q.shape[2] * k.shape[2]
-    if elements > LARGEST_MASK_ELEMENTS and not _flag(q, k, asked) and not _unmasked(q, k, asked):
-        return No(f"the mask would have to be written down: {q.shape[2]} x {k.shape[2]} = {elements} elements a head")
+        return No("torch's SDPA would round a bias of positions to {}", q.dtype)
+    queries, keys = q.shape[2], k.shape[2]
+    # a graph is one for all lengths, and tiles would be a graph for each number of them
+    large = not torch.compiler.is_compiling() and queries * keys > LARGEST_MASK_ELEMENTS
+    if large and not _flag(q, k, asked) and not _unmasked(q, k, asked):
+        text = "the mask would have to be written down: {} x {} = {} elements a head"
+        return No(text, queries, keys, queries * keys)
     return Yes()
 
 
