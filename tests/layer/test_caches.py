@@ -79,6 +79,42 @@ def test_left_padded_it_is_each_sequence_alone(name: str, kind: str, said: str) 
             torch.testing.assert_close(y[1:, 4:], alone[1], **TOLERANCE)
 
 
+def ragged(seed: str, *, right: bool) -> list[torch.Tensor]:
+    """Which of the tokens of each call are some, (3, t) booleans: sequences of their own lengths, each call padded on the
+    right to the longest; or holes anywhere, sequences that say nothing at all among them."""
+    draw = random.Random(seed)
+    sizes = [7, 1, 1, 4, 1, 6, 1, 1, 1]
+    if not right:
+        return [torch.tensor([[draw.random() < 0.6 for _ in range(size)] for _ in range(3)]) for size in sizes]
+    lengths = [[draw.randint(0, size) for _ in range(2)] + [size] for size in sizes]
+    return [torch.arange(size)[None] < torch.tensor(each)[:, None] for size, each in zip(sizes, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["right-padded", "holes"])
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_padding_anywhere_is_each_sequence_alone(name: str, kind: str, right: bool) -> None:
+    """Tokens stand where their own sequence puts them, and a window forgets by that, not by how many columns have come.
+
+    Padding stands anywhere: at its column, or where a running count of tokens leaves it, on the place of the last one.
+    """
+    made = layer(name)
+    more, calls = table_for(made.spec), ragged(name + kind, right=right)
+    x, keep = tokens(3, sum(call.shape[1] for call in calls)), torch.cat(calls, 1)
+    counted = (keep.cumsum(1) - 1).clamp(min=0)
+    elsewhere = torch.where(keep, counted, torch.arange(keep.shape[1]))
+    with torch.no_grad():
+        alone = [made(x[row : row + 1, keep[row]], **more) for row in range(3)]
+        for places in (counted, elsewhere):
+            cache, done, parts = cached(kind, made.spec, 3, capacity=keep.shape[1]), 0, []
+            for call in calls:
+                here, done = slice(done, done + call.shape[1]), done + call.shape[1]
+                parts.append(made(x[:, here], cache=cache, visible=masks.padding(keep[:, :done]),
+                                  positions=places[:, here], **more))  # fmt: skip
+            y = torch.cat(parts, 1)
+            for row in range(3):
+                torch.testing.assert_close(y[row : row + 1, keep[row]], alone[row], **TOLERANCE)
+
+
 @pytest.mark.parametrize(("name", "kind"), [pair for pair in PAIRS if not isinstance(SPECS[pair[0]].kv, State)])
 def test_masks_and_biases_of_the_caller_count_tokens(name: str, kind: str) -> None:
     """Their key axis is all tokens so far, also where a ring holds fewer or a static cache has more room."""
@@ -190,6 +226,50 @@ def test_a_ring_gives_back_what_it_still_has(name: str, first: int, to: int) -> 
             parts = [made(part, cache=cache) for part in x[:, kept:].split(size, 1)]
             torch.testing.assert_close(torch.cat(parts, 1), made(x)[:, kept:], **TOLERANCE)
             assert cache.positions().tolist() == [[10, 11, 12, 13]]
+
+
+@pytest.mark.parametrize("name", ["window", "chunk"])
+def test_a_ring_of_padded_sequences_gives_back_what_it_still_has(name: str) -> None:
+    """Three sequences that start at different columns, one of them padded on the right: back by one, and on."""
+    made, x = layer(name), tokens(3, 14)
+    keep = torch.ones(3, 14, dtype=torch.bool)
+    keep[1, :4] = keep[2, 2:7] = False
+    places = (keep.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        alone = [made(x[row : row + 1, keep[row]]) for row in range(3)]
+        for size in (1, 3):
+            cache, done = cached("rolling", made.spec, 3), 0
+            for count in (9, 1, 1):
+                made(x[:, done : done + count], cache=cache, visible=masks.padding(keep[:, : done + count]),
+                     positions=places[:, done : done + count])  # fmt: skip
+                done += count
+            cache.crop(-1)
+            parts = []
+            for at in range(10, 14, size):
+                here = slice(at, min(at + size, 14))
+                parts.append(made(x[:, here], cache=cache, visible=masks.padding(keep[:, : here.stop])))
+            for row, y in enumerate(torch.cat(parts, 1)):
+                torch.testing.assert_close(y, alone[row][0, -4:], **TOLERANCE)
+            assert cache.held == 4
+            assert cache.positions()[:, -1].tolist() == [13, 9, 8]
+
+
+def test_a_ring_that_is_not_told_of_padding_refuses_what_it_could_not_answer() -> None:
+    """Right padding said by a mask of rows and columns, or not at all: whether what is hidden now is a token is not known."""
+    made, x = layer("window"), tokens(2, 8)
+    keep = torch.tensor([[True] * 7, [True] + [False] * 6])
+    for seen, later in (
+        ({"visible": keep[:, None].expand(-1, 7, -1)}, {"visible": torch.cat((keep, keep[:, :1]), 1)[:, None]}),
+        ({}, {}),
+    ):
+        growing, rolling = (cached(kind, made.spec, 2) for kind in ("growing", "rolling"))
+        for cache in (growing, rolling):
+            made(x[:, :7], cache=cache, **seen)
+        made(x[:, 7:], cache=growing, positions=torch.tensor([[7], [1]]), **later)
+        with pytest.raises(SpecError, match=r"of 4 has dropped what lies up to position 3 of sequence 1, and a query at 1 would "
+                           "see some of it; valid: padding said by masks.padding from the first call on, or a grow"):  # fmt: skip
+            made(x[:, 7:], cache=rolling, positions=torch.tensor([[7], [1]]), **later)
+        assert rolling.length == 7
 
 
 def test_what_is_gone_cannot_be_given_back() -> None:

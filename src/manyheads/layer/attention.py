@@ -117,21 +117,24 @@ class Attention(nn.Module):
         if cache is not None:
             door.check_cache(self.spec, source, cache)
         places = door.places(self.spec, source, positions, cache)
-        return self._keep(source, cache, places)
+        return self._keep(source, cache, places, None)
 
     def load(self, canonical: Mapping[str, Tensor]) -> None:
         """Copy weights by their canonical names; SpecError where one is missing, unknown or of another shape."""
         parameters.load(self, self.spec, canonical)
 
-    def _keep(self, source: Tensor, cache: Cache | None, places: Tensor | None) -> Kept:
-        """What attention reads: new tokens projected, turned and appended; a memory only once."""
+    def _keep(
+        self, source: Tensor, cache: Cache | None, places: Tensor | None, visible: Visible | Tensor | None
+    ) -> Kept:
+        """What attention reads: new tokens projected, turned and appended; a memory only once. `visible` tells padding."""
         if isinstance(self.spec.source, Cross) and cache is not None and cache.length:
             return cache.kept()
         turned = self._turn(source.shape[1], 0 if cache is None else cache.tokens, places)
         project = heads.keys_values if isinstance(self.spec.kv, Heads) else latent.kept_parts
         keys, values = project(self, source, turned)
         if cache is not None:
-            return replace(cache.append(keys, values, positions=places), newest=places, cached=True)
+            keep = placing.padding(visible)
+            return replace(cache.append(keys, values, positions=places, keep=keep), newest=places, cached=True)
         return Kept(keys, values, source.shape[1], positions=places, newest=places)
 
     def _softmax(self, call: door.Call) -> tuple[Tensor, Tensor | None]:
@@ -140,7 +143,8 @@ class Attention(nn.Module):
         cross = isinstance(spec.source, Cross)
         kept = call.kv
         if kept is None:
-            kept = self._keep(x if call.memory is None else call.memory, call.cache, None if cross else call.places)
+            source = x if call.memory is None else call.memory
+            kept = self._keep(source, call.cache, None if cross else call.places, call.visible)
         places = kept.newest if call.places is None and not cross else call.places
         turned = self._turn(count, 0 if cross else kept.tokens - count, places)
         place = placing.place(spec, kept, count, places)

@@ -16,8 +16,8 @@ from manyheads.errors import SpecError
 from manyheads.layer.caches.base import Kept
 from manyheads.ops import bias as biases
 from manyheads.ops import masks
-from manyheads.ops.predicates import Dense, Everything, Grid, Padding, Visible
-from manyheads.ops.request import wide
+from manyheads.ops.predicates import Both, Dense, Everything, Grid, Padding, Visible
+from manyheads.ops.request import ranked, wide
 from manyheads.spec import Alibi, AttentionSpec, Causal, Chunk, Cross, RelativeBuckets, Window
 
 __all__ = ["Place", "added_bias", "place", "seen"]
@@ -107,6 +107,16 @@ def _offset(offset: int | Tensor, kept: Kept, device: torch.device) -> int | Ten
     return torch.full((), offset, device=device)
 
 
+def padding(visible: Visible | Tensor | None) -> Tensor | None:
+    """(b or 1, tokens so far), False for what is no token in any call: the padding in a mask; None where it holds none."""
+    if isinstance(visible, Padding):
+        return visible.keep
+    if type(visible) is not Both:
+        return None
+    parts = [part for part in (padding(visible.a), padding(visible.b)) if part is not None]
+    return parts[0] & parts[1] if len(parts) == 2 else parts[0] if parts else None
+
+
 def seen(place: Place, visible: Visible | Tensor | None, kept: Kept, *, batch: int, heads: int, count: int) -> Visible:
     """The spec's mask and the caller's, whose key axis counts tokens, together."""
     if visible is None:
@@ -115,13 +125,14 @@ def seen(place: Place, visible: Visible | Tensor | None, kept: Kept, *, batch: i
         visible = masks.dense(visible)
     columns = _columns(kept)
     if isinstance(visible, Padding):
-        return place.visible & Padding(_along(visible.keep, kept, columns, fill=False))
+        keep = _along(visible.keep[:, None, None], kept, columns, fill=False)
+        return place.visible & Padding(keep[:, 0, 0])
     if columns is not None:
         assert isinstance(kept.tokens, int)
         whole = masks.materialise(
             visible, batch=batch, heads=heads, queries=count, keys=kept.tokens, device=kept.keys.device
         )
-        return place.visible & Dense(whole[..., columns])
+        return place.visible & Dense(_taken(whole, columns, fill=False))
     if isinstance(visible, Dense):
         visible = Dense(_along(visible.mask, kept, None, fill=False))
     return place.visible & visible
@@ -192,9 +203,18 @@ def _along(tensor: Tensor, kept: Kept, columns: Tensor | None, *, fill: float | 
     if columns is not None:
         if length != kept.tokens:
             raise SpecError(f"a mask or bias over {length} keys does not fit the {kept.tokens} tokens so far")
-        return tensor[..., columns]
+        return _taken(ranked(tensor), columns, fill=fill)
     if isinstance(kept.tokens, Tensor) and length < kept.keys.shape[2]:
         if torch.compiler.is_compiling():  # where the layer has looked before, which a graph cannot
             torch._assert_async(kept.tokens <= length, "a mask or bias must have one column for each token so far")
         return pad(tensor, (0, kept.keys.shape[2] - length), value=fill)
     return tensor
+
+
+def _taken(tensor: Tensor, columns: Tensor, *, fill: float | bool) -> Tensor:
+    """The last axis of a tensor (b or 1, .., .., tokens) at `columns`, the same or others for each sequence; -1: `fill`."""
+    if columns.dim() == 1:
+        return tensor[..., columns]
+    index = columns.clamp(min=0)[:, None, None].expand(-1, *tensor.shape[1:3], -1)
+    found = tensor.expand(columns.shape[0], -1, -1, -1).gather(3, index)
+    return torch.where((columns < 0)[:, None, None], fill, found)

@@ -83,18 +83,38 @@ def _projected(
     if not kv.conv_width:
         return (*parts, x.new_zeros(x.shape[0], 0, 0))
     flat = torch.cat([part.transpose(2, 3).flatten(1, 2) for part in parts], 1)  # (b, channels, t)
-    if keep is not None:
-        flat = torch.where(keep[:, None], flat, 0.0)
-    past = kv.conv_width - 1
-    flat = pad(flat, (past, 0)) if cache is None else torch.cat((cache.inputs.to(flat.dtype), flat), 2)
+    past, count = kv.conv_width - 1, x.shape[1]
+    before = flat.new_zeros(*flat.shape[:2], past) if cache is None else cache.inputs.to(flat.dtype)
     taps = torch.cat([getattr(layer, f"{name}_conv").flatten(0, 1) for name in ("q", "k", "v")])
-    count = x.shape[1]
-    mixed = silu(torch.stack([flat[:, :, i : i + count] * taps[:, i, None] for i in range(kv.conv_width)]).sum(0))
-    back = mixed.split([part.shape[1] * part.shape[3] for part in parts], 1)
+    if keep is None:
+        mixed, inputs = _convolved(torch.cat((before, flat), 2), taps, count)
+    else:
+        mixed, inputs = _convolved_between(before, flat, taps, keep)
+    back = silu(mixed).split([part.shape[1] * part.shape[3] for part in parts], 1)
     q, k, v = (
         one.unflatten(1, (part.shape[1], part.shape[3])).transpose(2, 3) for one, part in zip(back, parts, strict=True)
     )
-    return q, k, v, flat[:, :, flat.shape[2] - past :]
+    return q, k, v, inputs
+
+
+def _convolved(flat: Tensor, taps: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The last `count` tokens of (b, channels, t) each mixed with those before it, and the inputs that the next one needs."""
+    width = taps.shape[1]
+    mixed = torch.stack([flat[:, :, i : i + count] * taps[:, i, None] for i in range(width)]).sum(0)
+    return mixed, flat[:, :, flat.shape[2] - width + 1 :]
+
+
+def _convolved_between(before: Tensor, flat: Tensor, taps: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where only those of `keep` (b, t) are tokens: the others go to the front of all, so that none of them stands
+    between a token and those before it, and come back as they are."""
+    past, count = before.shape[2], flat.shape[2]
+    real = torch.cat((keep.new_ones(keep.shape[0], past), keep), 1)
+    order = real.to(torch.int8).argsort(dim=1, stable=True)
+    joined = torch.cat((before, flat), 2)
+    moved = joined.gather(2, order[:, None].expand(-1, joined.shape[1], -1))
+    mixed, inputs = _convolved(pad(moved, (past, 0)), taps, past + count)
+    place = order.argsort(1)[:, None, past:]
+    return mixed.gather(2, place.expand(-1, mixed.shape[1], -1)), inputs
 
 
 def _features(x: Tensor, kv: State, weight: Tensor | None) -> Tensor:

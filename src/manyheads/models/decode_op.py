@@ -36,7 +36,7 @@ def _operator(
     sinks: Optional[Tensor],  # noqa: UP045
     k_scale: Optional[Tensor],  # noqa: UP045
     v_scale: Optional[Tensor],  # noqa: UP045
-    is_turned: bool,
+    is_turned: bool,  # noqa: FBT001 - operators of torch take it by place
 ) -> Tensor:
     from manyheads.models.door_forms import FORMS
 

@@ -49,10 +49,12 @@ def make_mask(
         )
     _check_padding(attention_mask, q_length, kv_length, q_offset, kv_offset)
     last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+    # a graph would be made for keys that a window does not hide, and another for those that it does
+    windowed = local_size is not None and torch.compiler.is_compiling()
     mask = sdpa_mask(
         batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
         mask_function=mask_function or causal_mask_function, attention_mask=attention_mask, local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip and last and q_length in (1, kv_length),
+        allow_is_causal_skip=allow_is_causal_skip and last and q_length in (1, kv_length) and not windowed,
         allow_is_bidirectional_skip=allow_is_bidirectional_skip, use_vmap=use_vmap, device=device,
     )  # fmt: skip
     if mask is None and allow_is_bidirectional_skip and not allow_is_causal_skip:

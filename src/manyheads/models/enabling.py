@@ -27,7 +27,7 @@ def enable(*, cache: bool = False) -> None:
     """Make "manyheads" a name that `attn_implementation` and `set_attn_implementation` know; often is as good as once.
 
     Attention then runs in the decode kernels where they are the quickest, in torch's function where that computes the
-    same, and in tiles elsewhere. MLA models get their seam at the first call (`models.latent_seam`). `cache`: also make
+    same, and in tiles elsewhere; under torch.compile too, where one graph serves every length. MLA models get their seam at the first call (`models.latent_seam`). `cache`: also make
     the layers of transformers' dynamic caches ours, in the model's dtype; caches that exist stay as they are.
 
     Raises BackendError where another function has the name.
@@ -70,7 +70,8 @@ def cache(model: Any, *, dtype: str = "model") -> Any:
             a token and head (an error of at most 1/254 of each head's largest element, of keys once they are turned)
 
     Layers grow in place, windows keep W - 1 tokens, linear states stay transformers' own. A format that is not the model's
-    is read as it is by the kernels, and widened for everything else.
+    is read as it is by the kernels, and widened for everything else. In a graph of torch.compile layers grow as transformers'
+    own do, by a copy.
 
     Raises BackendError for models that bring a cache of their own.
     """

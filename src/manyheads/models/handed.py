@@ -66,7 +66,7 @@ class Packed(Handed):
         return ["numbers"] + ["scales"] * (self.scales is not None), (self.dtype, self.is_turned)
 
     @staticmethod
-    def __tensor_unflatten__(parts: dict[str, Tensor], told: Any, size: Any, stride: Any) -> Packed:  # noqa: ARG004
+    def __tensor_unflatten__(parts: dict[str, Tensor], told: Any, size: Any, stride: Any) -> Packed:
         """The opposite of `__tensor_flatten__`."""
         return Packed(parts["numbers"], parts.get("scales"), told[0], is_turned=told[1])
 

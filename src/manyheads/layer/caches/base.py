@@ -24,7 +24,7 @@ class Kept:
     keys, values  (b, k, s, q) and (b, k, s, v); in latent attention the latent (b, 1, s, c) and rotary key (b, 1, s, r)
     tokens        tokens so far, the newest included: an int, or a tensor where a graph must not depend on it
     first         number of the token in column 0, where the columns are in order
-    order         (s,) the token number of each column, where they are not in order
+    order         (s,) or (b, s) the token number of each column, where they are not in order; -1 for a column without one
     positions     (b or 1, s) the position of each column, where callers gave positions of their own
     newest        (b or 1, t) the positions of the newest tokens, likewise
     cached        whether a cache holds them, so that their number changes from call to call
@@ -67,8 +67,18 @@ class Cache:
         self.device = torch.empty(0, device=device).device
         self._positions: Tensor | None = None
 
-    def append(self, keys: Tensor, values: Tensor, *, positions: Tensor | None = None) -> Kept:  # noqa: ARG002
-        """Take in t new tokens: keys (b, k, t, q), values (b, k, t, v), positions (b or 1, t) where they are given."""
+    def append(
+        self,
+        keys: Tensor,  # noqa: ARG002
+        values: Tensor,  # noqa: ARG002
+        *,
+        positions: Tensor | None = None,  # noqa: ARG002
+        keep: Tensor | None = None,  # noqa: ARG002
+    ) -> Kept:
+        """Take in t new tokens: keys (b, k, t, q), values (b, k, t, v), positions (b or 1, t) where they are given.
+
+        `keep` (b or 1, tokens so far), False for padding, where it is said: caches that forget do so by it.
+        """
         raise SpecError(f"{described(self)} keeps no keys and values to append to")
 
     def kept(self) -> Kept:

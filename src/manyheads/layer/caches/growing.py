@@ -27,7 +27,14 @@ class GrowingCache(Cache):
     def _room(self, heads: int, width: int) -> Tensor:
         return torch.empty(self.batch, heads, 0, width, dtype=self.dtype, device=self.device)
 
-    def append(self, keys: Tensor, values: Tensor, *, positions: Tensor | None = None) -> Kept:
+    def append(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        positions: Tensor | None = None,
+        keep: Tensor | None = None,  # noqa: ARG002 - it forgets nothing
+    ) -> Kept:
         """Take in t new tokens and return all; see `Cache`."""
         self._check(keys, values)
         self._append_positions(positions, keys.shape[2])

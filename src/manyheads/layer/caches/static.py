@@ -42,7 +42,14 @@ class StaticCache(Cache):
         )
         self._held = torch.zeros((), dtype=torch.int64, device=self.device)
 
-    def append(self, keys: Tensor, values: Tensor, *, positions: Tensor | None = None) -> Kept:
+    def append(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        positions: Tensor | None = None,
+        keep: Tensor | None = None,  # noqa: ARG002 - it forgets nothing
+    ) -> Kept:
         """Take in t new tokens and return all slots; see `Cache`. Raises where they do not fit (compiled: asserts)."""
         self._check(keys, values)
         count = keys.shape[2]
