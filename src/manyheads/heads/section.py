@@ -7,7 +7,7 @@ maps, which are for the page only, stay with the section.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +25,16 @@ from manyheads.heads.roles import RoleReport, roles
 from manyheads.heads.section_importance import around, weighed
 from manyheads.heads.section_tables import CLEAREST, MATTER, ROLES, tables
 from manyheads.models.xray_parts import Part, Running
-from manyheads.report.html import Widget
-from manyheads.report.jsonform import finite
+from manyheads.report.html import Widget, embedded
+from manyheads.report.jsonform import encode, finite
 
 __all__ = ["MAP_TOKENS", "SECONDS", "HeadsSection"]
 
 
 Say = Callable[[str], None]
+
+# Of the page of an x-ray: its prices, their plot, and all tables.
+_REST_BYTES = 300_000
 
 
 @dataclass(eq=False)
@@ -61,7 +64,7 @@ class HeadsSection:
             "importance": _reasoned(lambda: self._importance(run, say)),
         }
         data["removable"] = data["importance"].pop("removable", {"reason": data["importance"]["reason"], "texts": []})
-        data["maps"] = _reasoned(lambda: self._look(run, say))
+        data["maps"] = _reasoned(lambda: self._look(run, data, say))
         data["seconds"] = time.perf_counter() - began
         return Part("heads", data, tables(data))
 
@@ -96,7 +99,7 @@ class HeadsSection:
         _check_text(run)
         return weighed(run, every=self.exact, seconds=self.seconds, say=say)
 
-    def _look(self, run: Running, say: Say) -> dict[str, Any]:
+    def _look(self, run: Running, data: dict[str, Any], say: Say) -> dict[str, Any]:
         _check_text(run)
         most = min(self.map_tokens, run.limit or self.map_tokens)
         inputs, texts = map_text(run.loaded, run.text, run.ids, around=around(run), most=most)
@@ -110,12 +113,17 @@ class HeadsSection:
         count = next(iter(inputs.values())).shape[1]
         say(f"where every head looks, on {count:,} tokens")
         began = time.perf_counter()
-        shape = fit(heads, two_sided=run.stack.encoder is not None)
+        shape = fit(heads, two_sided=run.stack.encoder is not None, beside_bytes=self._beside(data, texts))
         self._maps, self._texts = head_maps(run.loaded.model, inputs, shape=shape), texts
         return {
             "reason": "", "tokens": count, "heads": self._maps.heads, "rows": shape.rows, "keys": shape.keys,
             "blocks": shape.blocks, "seconds": time.perf_counter() - began,
         }  # fmt: skip
+
+    def _beside(self, data: dict[str, Any], texts: Mapping[str, Sequence[str]]) -> int:
+        """Bytes of the page of an x-ray without its maps."""
+        grids = sum(len(widget.markup.encode()) for widget in self.widgets(data))
+        return _REST_BYTES + grids + len(encode(data, compact=True)) + len(embedded(texts))
 
 
 def _measure(own: dict[str, Any]) -> str:

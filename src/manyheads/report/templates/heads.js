@@ -5,8 +5,7 @@ const headView = (() => {
   const at = (id) => document.getElementById(id), view = at("heads-view");
   const { told, share, decoded, made, toMap, percent, printed, inLine, counted } = headMaps;
   const canvas = { first: at("heads-first"), grid: at("heads-grid"), stripFirst: at("heads-strip-first"), strip: at("heads-strip") };
-  const boxes = { queries: at("heads-queries"), keys: at("heads-keys") };
-  const shown = { queries: null, keys: null };
+  const boxes = { queries: at("heads-queries"), keys: at("heads-keys") }, shown = { queries: null, keys: null };
   // Shown first of a head: a token at which its role can be seen. Early ones see too little to tell.
   const EARLY = 16, FAINT = 0.05, CLEAREST = 12, AROUND = 12;
   let number = -1, row = 0, map = null, lit = [], held = false, order = [], turn = 0, sought = null, pointer = "";
@@ -160,7 +159,7 @@ const headView = (() => {
     const box = at("heads-beside");
     box.hidden = !other;
     if (!other) return;
-    const fits = other.stage === map.stage, name = at("heads-other").selectedOptions[0].textContent;
+    const fits = other.stage === map.stage, name = others.selectedOptions[0].textContent;
     at("heads-beside-told").textContent = fits ? name : `${name}: it reads another side of the model, so no token is the same`;
     at("heads-beside-list").replaceChildren(...(fits ? lines(other) : []));
   }
