@@ -68,7 +68,7 @@ def test_heads_are_on_the_table_and_can_be_left_out(capsys, here, llama) -> None
     assert "expected to cost" not in err
     page = (here / "xray.html").read_text()
     assert "heads-view" not in page
-    assert "script-src" not in page
+    assert page.count("'sha256-") == 1  # what sorts long tables
     assert "heads" not in json.loads((here / "xray.json").read_text())
 
 
