@@ -24,6 +24,7 @@ def _small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(probes, "READ_BYTES", 1 << 16)
     monkeypatch.setattr(probes, "MATRIX", 32)
+    monkeypatch.setattr(probes, "MULTIPLY_ROUNDS", 64)
 
 
 @pytest.fixture

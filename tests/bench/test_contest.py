@@ -119,6 +119,16 @@ def test_faster_than_the_machine_is_flagged():
     assert [found.impossible(result) for result in (slow, fast, too_fast)] == [False, False, True]
 
 
+def test_a_step_in_bf16_is_held_against_products_in_bf16():
+    """600 FLOPs at 10 a second in fp32, at 30 in bf16, over as little memory as nothing."""
+    peaks = Peaks(1e9, "a probe", 10.0, 30.0, 5.0)
+    seconds = {
+        dtype: Contest(Shape(8, 2, 16, 16, 64, dtype), (), peaks, peaks, 1, 600).floor.seconds
+        for dtype in ("fp32", "bf16", "fp16", "int8")
+    }
+    assert seconds == {"fp32": 60.0, "bf16": 20.0, "fp16": 60.0, "int8": 60.0}
+
+
 def test_the_best_form_of_torch_may_be_its_stock_form():
     stock, other = timed("s", STOCK, 2.0), timed("o", BEST_OF_TORCH, 3.0)
     found = contest(stock, other, Result("n", BEST_OF_TORCH, 1, None, 1e-5, reason="cannot"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from manyheads.bench import peers
 from manyheads.bench.contestants import OURS, STOCK, decode_paths, prefill_paths
 from manyheads.bench.judge import BOUNDS, error, reference
 from manyheads.bench.peers import EAGER, ONNXRUNTIME
@@ -52,6 +53,21 @@ def test_what_each_takes():
     assert taken[OURS] == {"fp32", "bf16", "fp16", "int8"}
     assert taken[STOCK] == taken[EAGER] == {"fp32", "bf16", "fp16"}
     assert taken[ONNXRUNTIME] == {"fp32", "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ({"onnx"}, "onnx is not installed: pip install onnx"),
+        ({"onnxruntime", "onnx"}, "onnxruntime and onnx are not installed: pip install onnxruntime onnx"),
+    ],
+)
+def test_what_is_absent_is_named_with_the_command_that_brings_it(monkeypatch, gone, said):
+    monkeypatch.setattr(peers, "find_spec", lambda module: None if module in gone else module)
+    assert PATHS[ONNXRUNTIME].supports(SHAPES[0]).reason == said
+    monkeypatch.setattr(peers, "find_spec", lambda module: None)
+    assert PATHS[EAGER].supports(SHAPES[0]).reason == "transformers is not installed: pip install transformers"
+    assert peers.missing("llama_cpp") == "llama-cpp-python is not installed: pip install llama-cpp-python"
 
 
 def test_onnxruntime_leaves_the_cache_as_it_was():

@@ -49,6 +49,25 @@ def test_what_is_not_to_be_believed_is_said():
     assert faults(Measured((contest(timed(OURS, 0.002)),))) == []
 
 
+def test_the_machine_has_a_row_for_each_type_that_it_multiplies():
+    fast, none = Peaks(1e9, "a sum", 1e12, 2e12, 0.5e12, "a loop"), Peaks(1e9, "a sum", 1e12, fp32_by="a product")
+    for peaks, expected in (
+        (fast, [("fp32 products", "best of four probes: a loop"), ("bf16 products", "peak of steps in bf16"),
+                ("fp16 products", "slower than fp32, whose peak counts")]),
+        (none, [("fp32 products", "best of four probes: a product")]),
+    ):  # fmt: skip
+        found = Contest(Shape(32, 8, 128, 128, 64, "bf16"), (), peaks, peaks, 1_000_000, 1)
+        rows = report(Measured((found,)), title="t").tables[0].rows
+        assert [(row[0], row[3]) for row in rows[1:]] == expected
+
+
+def test_absent_peers_stand_under_the_report_once():
+    gone = Result(ONNXRUNTIME, ONNXRUNTIME, 2, None, 1e-5, reason="onnx is not installed: pip install onnx")
+    other = Result("x", "x", 2, None, 1e-5, reason="it has no int8 cache")
+    told = report(Measured((contest(timed(OURS, 0.002), gone, other), contest(gone, keys=8192))), title="t")
+    assert told.notes == ("onnxruntime GroupQueryAttention: onnx is not installed: pip install onnx",)
+
+
 def test_losses_stand_beside_gains():
     found = losses((contest(timed(OURS, 0.004), timed(BEST_OF_TORCH, 0.002), timed(STOCK, 0.009)),))
     assert len(found) == 1

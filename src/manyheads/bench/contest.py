@@ -106,7 +106,12 @@ class Contest:
         return self.of(OURS)
 
     def _floor(self, peaks: Peaks) -> Floor:
-        return floor(moved_bytes=self.moved_bytes, flops=self.flops, bandwidth=peaks.bandwidth, peak=peaks.fp32)
+        return floor(
+            moved_bytes=self.moved_bytes,
+            flops=self.flops,
+            bandwidth=peaks.bandwidth,
+            peak=peaks.products(self.shape.dtype),
+        )
 
 
 def hold(

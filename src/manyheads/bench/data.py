@@ -41,7 +41,7 @@ def contest_data(contest: Contest) -> dict[str, Any]:
 def _peaks(peaks: Peaks) -> dict[str, Any]:
     return {
         "read_bytes_per_second": peaks.bandwidth, "read_by": peaks.read_by, "fp32_flops_per_second": peaks.fp32,
-        "bf16_flops_per_second": peaks.bf16,
+        "fp32_by": peaks.fp32_by, "bf16_flops_per_second": peaks.bf16 or None, "fp16_flops_per_second": peaks.fp16 or None,
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from manyheads.bench.contest import Contest, hold
 from manyheads.bench.contestants import OURS, Call, Path
 from manyheads.bench.decode import Plan
 from manyheads.bench.judge import BOUNDS
+from manyheads.bench.peers import missing
 from manyheads.bench.probes import probes
 from manyheads.bench.rotation import Buffer
 from manyheads.bench.shape import DTYPES, Shape
@@ -161,7 +162,7 @@ def _expanding(threads: int) -> Path:
         try:
             from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
         except ImportError:
-            return No("transformers with DeepSeek-V3 is not installed")
+            return No(missing("transformers") or "this transformers has no DeepSeek-V3")
         return Yes() if hasattr(DeepseekV3Attention, "expand_kv") else No("this transformers has no `expand_kv`")
 
     def prepare(step: Any) -> Call:

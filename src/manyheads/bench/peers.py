@@ -15,18 +15,27 @@ from manyheads.bench.rotation import Step
 from manyheads.bench.shape import Shape
 from manyheads.ops.answer import Answer, No, Yes
 
-__all__ = ["EAGER", "ONNXRUNTIME", "eager", "onnxruntime_gqa"]
+__all__ = ["EAGER", "ONNXRUNTIME", "eager", "missing", "onnxruntime_gqa"]
+
+_PACKAGES = {"llama_cpp": "llama-cpp-python"}  # where one brings a module of another name
 
 EAGER = "transformers eager"
 ONNXRUNTIME = "onnxruntime GroupQueryAttention"
+
+
+def missing(*modules: str) -> str:
+    """Which of these modules is not installed, and the command that brings it; "" where all are."""
+    absent = [_PACKAGES.get(module, module) for module in modules if find_spec(module) is None]
+    are = "is" if len(absent) == 1 else "are"
+    return f"{' and '.join(absent)} {are} not installed: pip install {' '.join(absent)}" if absent else ""
 
 
 def eager(threads: int) -> Path:
     """`eager_attention_forward` of transformers' Llama: repeats the KV heads, then two products and a softmax."""
 
     def supports(shape: Shape) -> Answer:
-        if find_spec("transformers") is None:
-            return No("transformers is not installed")
+        if absent := missing("transformers"):
+            return No(absent)
         if shape.dtype == "int8":
             return No("it has no int8 cache")
         return copies(shape.copy_bytes(heads=shape.heads))
@@ -54,8 +63,8 @@ def onnxruntime_gqa(threads: int) -> Path:
     """com.microsoft.GroupQueryAttention on the CPU, its cache a buffer that past and present share: nothing is copied."""
 
     def supports(shape: Shape) -> Answer:
-        if find_spec("onnxruntime") is None or find_spec("onnx") is None:
-            return No("onnxruntime and onnx are not both installed")
+        if absent := missing("onnxruntime", "onnx"):  # the graph that it runs is written with onnx
+            return No(absent)
         if shape.dtype not in ("fp32", "fp16"):
             return No(f"on a CPU it takes fp32 and fp16, not {shape.dtype}")
         if shape.head_dim != shape.v_head_dim:

@@ -1,11 +1,14 @@
-"""This machine's read bandwidth and matrix peaks, measured between the calls that are judged by them.
+"""This machine's read bandwidth and peaks of arithmetic, measured between the calls that are judged by them.
 
-Three ways to read, of which the best counts: what a machine can do is what any of them reached. They read the buffer in
-which the caches lie, a stretch further each time, so that memory is read and not a cache.
+Several ways to read and to multiply, of which the best counts: what a machine can do is what any of them reached. Readers
+go through the buffer in which the caches lie, a stretch further each time, so that memory is read and not a cache. Products
+in fp32 are those of the vendor's library, which does not know every processor, and multiply-adds of our own, which move
+nothing; in 16 bits the library's, where the processor has instructions for them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,14 +19,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.kernels import team
+from manyheads.kernels import lanes, team
 from manyheads.kernels.access import integers, take
 from manyheads.kernels.caching import Entry, entry
+from manyheads.kernels.micro import multiply_adds
 
-__all__ = ["MATRIX", "READ_BYTES", "Peaks", "Probe", "probes"]
+__all__ = ["MATRIX", "MULTIPLY_ROUNDS", "READ_BYTES", "Peaks", "Probe", "probes"]
 
 READ_BYTES = 128 << 20
 MATRIX = 1024
+MULTIPLY_ROUNDS = 1 << 18
+# Vectors under way at once. Two multiply-adds that take four cycles want eight; 16 registers, of which each holds half a
+# vector or a quarter, want fewer.
+_CHAINS = (3, 5, 10)
+# A product in 16 bits that takes so many times as long as in fp32 is done element by element, for want of instructions.
+_EMULATED = 4.0
+_TRIAL = 128
 _WORD_BYTES = 8
 _LINE_WORDS = 8
 _REQUEST = np.dtype([(name, np.int64) for name in ("shared", "threads", "words", "count")])
@@ -34,33 +45,42 @@ class Probe:
     """One measurement: `prepare` returns what is timed; `amount` is what a call reads (bytes) or multiplies (FLOPs)."""
 
     name: str
-    kind: str  # "read", "fp32" or "bf16"
+    kind: str  # "read", "fp32", "bf16" or "fp16"
     amount: int
     prepare: Callable[[], Callable[[], object]]
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes and FLOPs a second, and the probe that reached the bandwidth."""
+    """Bytes and FLOPs a second, with the probes that reached the first two; 0 for types that the processor does not multiply."""
 
     bandwidth: float
     read_by: str
     fp32: float
-    bf16: float
+    bf16: float = 0.0
+    fp16: float = 0.0
+    fp32_by: str = ""
 
     @classmethod
     def of(cls, probes: tuple[Probe, ...], seconds: dict[str, float]) -> Peaks:
         """The best of each kind, from the seconds of each probe by name."""
-        rates = [(probe.amount / seconds[probe.name], probe) for probe in probes]
-        best = {kind: max((r for r in rates if r[1].kind == kind), key=lambda r: r[0]) for kind in ("read", *_PRODUCTS)}
-        return cls(best["read"][0], best["read"][1].name, best["fp32"][0], best["bf16"][0])
+        best: dict[str, tuple[float, str]] = {}
+        for probe in probes:
+            rate = probe.amount / seconds[probe.name]
+            best[probe.kind] = max(best.get(probe.kind, (0.0, "")), (rate, probe.name))
+        bf16, fp16 = (best.get(kind, (0.0, ""))[0] for kind in ("bf16", "fp16"))
+        return cls(*best["read"], best["fp32"][0], bf16, fp16, best["fp32"][1])
+
+    def products(self, dtype: str) -> float:
+        """FLOPs a second of a step over a cache of `dtype` at most: widened to fp32, or as it is where that is quicker."""
+        return max(self.fp32, {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, 0.0))
 
 
-_PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def probes(words: Tensor, threads: int) -> tuple[Probe, ...]:
-    """All probes over `words` (int64): every word added, one word of each line, torch's sum; and two matrix products."""
+    """All probes: of reading `words` (int64), every word added, one word of each line, torch's sum; and of multiplying."""
     size = min(len(words), READ_BYTES // _WORD_BYTES)
     at = [0]
 
@@ -81,12 +101,57 @@ def probes(words: Tensor, threads: int) -> tuple[Probe, ...]:
         "every word added": _every_word, "a word of every line": _every_line, "torch's sum": lambda part, _: part.sum(),
     }  # fmt: skip
     reads = [Probe(name, "read", size * _WORD_BYTES, reader(read)) for name, read in readers.items()]
-    return (*reads, *(_product(kind, dtype) for kind, dtype in _PRODUCTS.items()))
+    loops = [_loop(chains, threads) for chains in _CHAINS]
+    return (*reads, *loops, *(_product(kind) for kind in _PRODUCTS if _multiplied(kind)))
 
 
-def _product(kind: str, dtype: torch.dtype) -> Probe:
-    square = torch.rand(MATRIX, MATRIX).to(dtype)
+def _product(kind: str) -> Probe:
+    square = torch.rand(MATRIX, MATRIX).to(_PRODUCTS[kind])
     return Probe(f"{kind} matrix product", kind, 2 * MATRIX**3, lambda: lambda: square @ square)
+
+
+@cache
+def _multiplied(kind: str) -> bool:
+    """Whether products of this type are worth a probe; a small one is tried."""
+    return kind == "fp32" or _trial(kind) < _EMULATED * _trial("fp32")
+
+
+def _trial(kind: str) -> float:
+    square, seconds = torch.rand(_TRIAL, _TRIAL).to(_PRODUCTS[kind]), []
+    for _ in range(4):
+        began = time.perf_counter()
+        square @ square
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _loop(chains: int, threads: int) -> Probe:
+    flops = 2 * lanes.LANES * chains * MULTIPLY_ROUNDS * threads
+    rounds = MULTIPLY_ROUNDS
+    name = f"fp32 multiply-adds, {chains} vectors at once"
+    return Probe(name, "fp32", flops, lambda: lambda: _multiply_adds(chains, rounds, threads))
+
+
+def _multiply_adds(chains: int, rounds: int, threads: int) -> list[float]:
+    """x = x / 2 + 1 / 2, `rounds` times on each thread; the sum over all chains of one lane of each thread."""
+    shared: Any = np.zeros((threads + 1) * 2 * lanes.LANES, np.float32)  # a counter, and two vectors for each thread
+    shared[2 * lanes.LANES :] = 0.5
+    request = np.array((shared.ctypes.data, threads, 0, rounds), _REQUEST)
+    team.run(_multiplier(chains).address, request.ctypes.data, threads)
+    return [float(total) for total in shared[2 * lanes.LANES :: 2 * lanes.LANES]]
+
+
+@cache
+def _multiplier(chains: int) -> Entry:
+    """Compiled when first called, or taken from the disk."""
+
+    def multiply(pointer: Any) -> None:
+        r = numba.carray(pointer, 1)[0]
+        thread = take(r.shared)
+        multiply_adds(chains, r.count, r.shared + 128 * (thread + 1))
+
+    signature = numba.types.void(numba.types.CPointer(numba.from_dtype(_REQUEST)))
+    return entry(multiply, signature, name=("probe", "multiply-adds", chains))
 
 
 def _every_word(words: Tensor, threads: int) -> list[int]:

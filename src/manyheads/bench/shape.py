@@ -1,6 +1,6 @@
 """One step of attention as numbers: what it reads, what it multiplies, and the least time that takes on a machine.
 
-roofline = max(bytes / read bandwidth, FLOPs / peak of an fp32 matrix product)
+roofline = max(bytes / best read probe, FLOPs / best peak of products, in fp32 or in the storage type)
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from manyheads.report import Column, Report, Table
 from manyheads.report.plot import Plot, Series
 from manyheads.report.units import duration, number, si
 
-__all__ = ["Measured", "faults", "impossible", "losses", "plots", "report", "summary", "wrong"]
+__all__ = ["Measured", "absent", "faults", "impossible", "losses", "plots", "report", "summary", "wrong"]
 
 _FAMILIES = (
     (OURS, "manyheads"),
@@ -73,6 +73,13 @@ def faults(measured: Measured) -> list[str]:
     return wrong(measured) + impossible(measured)
 
 
+def absent(measured: Measured) -> list[str]:
+    """Every peer that is not installed, once, with the command that brings it."""
+    told = [(result.name, result.reason) for contest in measured.contests for result in contest.results]
+    told += [(way.name, way.reason) for way in measured.generation.ways] if measured.generation else []
+    return list(dict.fromkeys(f"{name}: {reason}" for name, reason in told if "not installed" in reason))
+
+
 def report(measured: Measured, *, title: str) -> Report:
     """All of it for a person, and as JSON."""
     tables = [_machine(measured)]
@@ -94,7 +101,7 @@ def report(measured: Measured, *, title: str) -> Report:
         "prefill": [contest_data(contest) for contest in measured.prefill],
         "generation": generation_data(measured.generation),
     }
-    return Report(title, tuple(tables), data, notes=(*faults(measured), *measured.notes))
+    return Report(title, tuple(tables), data, notes=(*faults(measured), *absent(measured), *measured.notes))
 
 
 def plots(contests: Sequence[Contest]) -> list[Plot]:
@@ -143,12 +150,15 @@ def _machine(measured: Measured) -> Table:
     threads = str(measured.around.get("threads", _NONE))
     rows: list[tuple[str, str, str, str]] = []
     if best:
-        read = max(best, key=lambda peaks: peaks.bandwidth)
+        read, wide = max(best, key=lambda peaks: peaks.bandwidth), max(best, key=lambda peaks: peaks.fp32)
         rows = [
             ("reading memory", si(read.bandwidth, "B/s"), threads, f"best of three probes: {read.read_by}"),
-            ("fp32 products", si(max(p.fp32 for p in best), "FLOP/s"), threads, "the roofline's peak"),
-            ("bf16 products", si(max(p.bf16 for p in best), "FLOP/s"), threads, "for comparison"),
+            ("fp32 products", si(wide.fp32, "FLOP/s"), threads, f"best of four probes: {wide.fp32_by}"),
         ]
+        for kind, rate in (("bf16", max(p.bf16 for p in best)), ("fp16", max(p.fp16 for p in best))):
+            if rate:
+                how = f"peak of steps in {kind}" if rate > wide.fp32 else "slower than fp32, whose peak counts"
+                rows.append((f"{kind} products", si(rate, "FLOP/s"), threads, how))
     columns = (Column("what"), Column("rate", "right"), Column("threads", "right"), Column("how"))
     return Table("What can this machine do?", columns, tuple(rows))
 
@@ -171,7 +181,7 @@ def summary(contests: Sequence[Contest]) -> Table:
             *head, str(mine.threads), duration(floor.seconds), duration(mine.median), f"{contest.share(mine):.0%}", *ratios
         ))  # fmt: skip
     notes = (
-        "roofline: the larger of bytes / best read probe and FLOPs / fp32 matrix peak, median of the same rounds.",
+        "roofline: the larger of bytes / best read probe and FLOPs / best peak of products, median of the same rounds.",
         "ours: median time; of it: part of the roofline reached, best against best.",
         (
             "SDPA (enable_gqa), torch (its fastest form), eager (transformers), ORT (onnxruntime's GroupQueryAttention; beside "

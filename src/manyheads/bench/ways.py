@@ -7,12 +7,12 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from manyheads.bench.peers import missing
 from manyheads.errors import ManyheadsError
 
 __all__ = ["LLAMA_CPP", "LlamaCppWay", "TransformersWay", "Way", "clock", "ways"]
@@ -146,10 +146,10 @@ def ways(model: Any, threads: int, *, gguf: str, context: int) -> tuple[list[Way
     mine = ours(model, threads, absent)
     if mine is not None:
         found.insert(1, mine)
-    if find_spec("llama_cpp") is None:
-        absent[LLAMA_CPP] = "llama_cpp is not installed"
-    elif not gguf:
+    if not gguf:
         absent[LLAMA_CPP] = "it runs GGUF files only"
+    elif reason := missing("llama_cpp"):
+        absent[LLAMA_CPP] = reason
     else:
         found.append(LlamaCppWay(gguf, threads, context))
     return found, absent

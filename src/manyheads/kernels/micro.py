@@ -20,7 +20,18 @@ from numba.extending import intrinsic
 
 from manyheads.kernels import lanes
 
-__all__ = ["exceeds", "mix", "pack", "place", "row_maximum", "scores", "scores_packed", "softmax_row", "widen"]
+__all__ = [
+    "exceeds",
+    "mix",
+    "multiply_adds",
+    "pack",
+    "place",
+    "row_maximum",
+    "scores",
+    "scores_packed",
+    "softmax_row",
+    "widen",
+]
 
 _INT = types.intp
 
@@ -296,6 +307,33 @@ def scores_packed(typingctx, rows, groups, q, q_stride, packed, columns, out, ou
             for g in range(g_count):
                 place = builder.add(at, lanes.constant(64 * g))
                 lanes.store(builder, builder.load(totals[r * g_count + g]), place)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def multiply_adds(typingctx, chains, rounds, place):
+    """x = a x + b over `chains` vectors of 16 floats, `rounds` times over: arithmetic alone, to see how quick it is.
+
+    a and b are the two vectors at `place`; chain i begins at i in every lane. Their sum takes the place of a.
+    """
+    if not _literals(chains):
+        return None
+    count = chains.literal_value
+    signature = types.void(chains, _INT, _INT)
+
+    def generate(context, builder, signature, arguments):
+        rounds, place = arguments[1:]
+        a, b = (lanes.load(builder, builder.add(place, lanes.constant(at))) for at in (0, 64))
+        chain = [cgutils.alloca_once_value(builder, lanes.splat(float(i))) for i in range(count)]
+        with cgutils.for_range(builder, rounds):
+            for x in chain:
+                builder.store(lanes.fma(builder, a, builder.load(x), b), x)
+        total = lanes.splat(0.0)
+        for x in chain:
+            total = builder.fadd(total, builder.load(x))
+        lanes.store(builder, total, place)
         return context.get_dummy_value()
 
     return signature, generate
