@@ -62,7 +62,8 @@ Three things that make such figures better than they are were taken out:
   (Benjamini and Hochberg). A head has the role where that holds and it is {least:.0%} or more above the offset.
 
 Relations without subtypes (`nsubj:pass` counts as `nsubj`); those with fewer than {instances} instances in either part are
-left out, as are `punct`, `root` and `dep`. Words that no piece is left for are no instance. Only the head that was chosen is
+left out, as are `punct`, `root` and `dep`. Words that no piece is left for are no instance. `manyheads heads` tells how many
+sentences, relations and instances it leaves out, and why. Only the head that was chosen is
 shown; `heads` says how many of the {heads} have the role.
 
 | relation | instances | head | direction | accuracy, chosen on | accuracy | 95% | offset | its accuracy | above it | q | holds | heads |
