@@ -21,7 +21,9 @@ RIGHT = [
     "gpt:CausalSelfAttention", "hub_style:GroupedAttention", "keras_like:MultiHeadAttention", "numpy_style:SelfAttention",
     "numpy_style:multi_head_attention", "one_file:MultiHeadAttention", "torch_style:MultiheadAttention",
     "torch_style:PackedAttention", "transformer_style:MultiHeadAttention", "transformer_style:SelfAttention",
-    "transformer_style:attention_of_four", "transformer_style:StartPosition",
+    "transformer_style:attention_of_four", "transformer_style:StartPosition", "varied:HeadsApart", "varied:OneHead",
+    "varied:Plain", "varied:ReturnsScores", "varied:SizesOfOtherNames", "varied:TokensFirst", "varied:WeightsInADict",
+    "varied:any_order",
 ]  # fmt: skip
 WRONG = {
     "annotated:MaskAfterSoftmax": "mask after softmax",
@@ -64,6 +66,15 @@ WRONG = {
     "torch_style:PaddingOfQueries": "padding of queries",
     "torch_style:ValuesOfTheQuery": "values from x",
     "transformer_style:NoScaleBesideResidual": "scale missing",
+    "varied:CausalButForgotten": "causal ignored",
+    "varied:KeysAloneByView": "keys cut without transpose",
+    "varied:KeysViewed": "keys viewed, not transposed",
+    "varied:NoOutputLayer": "W_o missing",
+    "varied:ScaleUpsideDown": "scale upside down",
+    "varied:SigmoidForSoftmax": "sigmoid for softmax",
+    "varied:SoftmaxTwice": "softmax twice",
+    "varied:ValuesKeptAsKeys": "cached values are keys",
+    "varied:one_too_long": "lengths one more",
 }
 PARTS = {"clones", "masked_softmax", "softmax", "Head", "HeadOfWidth", "repeat_kv", "split", "merge"}
 

@@ -20,7 +20,8 @@ ABOUT = {
     "scale by keys": "values", "scale by heads": "values", "softmax missing": "values", "weights transposed": "values",
     "first key/value head": "group-values", "causal inverted": "causal-values", "causal inverted, NaN": "causal-values",
     "causal inverted, mean": "causal-values", "causal or mask": "causal-mask", "window inverted": "window",
-    "sinks overflow": "sinks-large", "lengths tiled over heads": "padding", "padding of queries": "padding",
+    "softmax twice": "values", "sigmoid for softmax": "values", "keys viewed, not transposed": "values",
+    "lengths one more": "padding", "lengths one less": "padding", "sinks overflow": "sinks-large", "lengths tiled over heads": "padding", "padding of queries": "padding",
     "scale ignored": "explicit-scale", "scaled twice": "explicit-scale",
     "scale as divisor": "explicit-scale", "softmax over queries": "values", "softmax over heads": "values",
     "softmax over batch": "values", "heads tiled": "group-values", "causal ignored": "causal-values",
@@ -41,6 +42,9 @@ def problem_for(name: str) -> Problem:
     problem = case.build(case.full, torch.Generator().manual_seed(0))
     if name == "bias inside softcap":
         problem = replace(problem, softcap=1.0)
+    if name.startswith("lengths one"):
+        assert problem.keep is not None
+        problem = replace(problem, keep=torch.arange(4) < torch.tensor([[2], [3]]))
     if name == "mask inverted, NaN":  # its complement has an empty row
         assert problem.visible is not None
         problem = replace(problem, visible=problem.visible.clone().index_fill(2, torch.tensor([1]), value=True))

@@ -16,7 +16,8 @@ from manyheads.errors import ManyheadsError
 __all__ = ["examine", "examine_all"]
 
 MOST_TRIES = 400
-MOST_SECONDS = 1.5
+MOST_SECONDS = 1.5  # for one fault
+MOST_SECONDS_IN_ALL = 6.0
 
 
 def examine_all(
@@ -28,23 +29,31 @@ def examine_all(
     early: Callable[[Outcome], None] | None = None,
 ) -> Iterator[Outcome]:
     """What comes of each case; a fault that one has found is the first that the next ones think of."""
+    left = MOST_SECONDS_IN_ALL
     for case in cases:
         if start is not None:
             start(case)
         torch.manual_seed(subject.seed)
-        outcome = examine(subject, case, required=required, early=early)
+        outcome = examine(subject, case, required=required, early=early, seconds=left)
+        left -= outcome.seconds if outcome.finding is not None else 0.0
         if outcome.finding is not None and outcome.finding.cause not in subject.suspects:
             subject = replace(subject, suspects=(*subject.suspects, outcome.finding.cause))
         yield outcome
 
 
 def examine(
-    subject: Subject, case: Case, *, required: tuple[str, ...] = (), early: Callable[[Outcome], None] | None = None
+    subject: Subject,
+    case: Case,
+    *,
+    required: tuple[str, ...] = (),
+    early: Callable[[Outcome], None] | None = None,
+    seconds: float = MOST_SECONDS_IN_ALL,
 ) -> Outcome:
     """What comes of `case`. What is `required` makes it fail where it is lacking, instead of being left out, and where it
     is weak.
 
-    `early` is given what came of it as soon as a fault is found, before it is sought on smaller inputs.
+    `early` is given what came of it as soon as a fault is found, before it is sought on smaller inputs, which takes as many
+    `seconds` at most.
     """
     start = time.perf_counter()
     missing = next((feature for feature in case.needs if feature in subject.adapter.lacks), None)
@@ -57,7 +66,7 @@ def examine(
     if isinstance(found, Finding):
         if early is not None:
             early(_graded(case, found, required))
-        found = _smallest(subject, case, sizes, found)
+        found = _smallest(subject, case, sizes, found, seconds)
     seconds = time.perf_counter() - start
     if isinstance(found, Finding):
         return replace(_graded(case, found, required), seconds=seconds)
@@ -119,9 +128,10 @@ def _problem(subject: Subject, case: Case, sizes: Sizes) -> Problem:
     return subject.prepare(case.build(sizes, torch.Generator().manual_seed(subject.seed)))
 
 
-def _smallest(subject: Subject, case: Case, sizes: Sizes, first: Finding) -> Finding:
-    """The same fault on the smallest sizes that show it, sought for a few seconds."""
-    suspicious, end = replace(subject, suspects=(first.cause, *subject.suspects)), time.perf_counter() + MOST_SECONDS
+def _smallest(subject: Subject, case: Case, sizes: Sizes, first: Finding, seconds: float) -> Finding:
+    """The same fault on the smallest sizes that show it, sought for a second or two."""
+    suspicious, end = replace(subject, suspects=(first.cause, *subject.suspects)), min(seconds, MOST_SECONDS)
+    end += time.perf_counter()
     tried = 0
     for less in smaller(sizes, _fit(subject, case, case.least), case.valid):
         if tried >= MOST_TRIES or time.perf_counter() > end or less.elements >= sizes.elements:

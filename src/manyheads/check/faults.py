@@ -21,6 +21,8 @@ __all__ = [
     "frontier",
     "hidden_by_rule",
     "inverted_mask",
+    "keys_viewed",
+    "lengths_shifted",
     "lengths_tiled",
     "merged_without_transpose",
     "open_on_empty",
@@ -31,6 +33,7 @@ __all__ = [
     "rule_or_mask",
     "sinks_overflow",
     "sinks_scaled",
+    "softmax_twice",
     "split_without_transpose",
     "two_sided",
     "unmasked",
@@ -172,6 +175,30 @@ def lengths_tiled(p: Problem) -> Tensor:
     at = (torch.arange(b * h) % b).view(b, h)
     kept = p.keep.cpu()[at].view(b, h, 1, s)
     return written(p, visible=seen(replace(p, keep=None)) & kept)
+
+
+def lengths_shifted(p: Problem, more: int) -> Tensor:
+    """Where the padding is at the end: so many tokens more."""
+    if p.keep is None:
+        return answer(p)
+    keep = p.keep.cpu()
+    at, lengths = torch.arange(keep.shape[-1]), keep.sum(-1, keepdim=True)
+    if not bool((keep == (at < lengths)).all()):
+        return answer(p)
+    return answer(replace(p, keep=(at < lengths + more).to(p.keep.device)))
+
+
+def softmax_twice(scores: Tensor, shown: Tensor) -> Tensor:
+    """Softmax of softmax."""
+    once = torch.softmax(scores.masked_fill(~shown, -torch.inf), -1).nan_to_num(0.0)
+    return torch.softmax(once, -1)
+
+
+def keys_viewed(p: Problem) -> Tensor:
+    """q times k.view(.., dim, keys), with all that is asked else."""
+    k = _grouped(p.k, p.q.shape[1], tiled=False)
+    viewed = k.reshape(*k.shape[:2], k.shape[3], k.shape[2]).mT
+    return answer(replace(p, k=viewed, v=_grouped(p.v, p.q.shape[1], tiled=False)))
 
 
 def padded_queries(p: Problem) -> Tensor:

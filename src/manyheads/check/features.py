@@ -24,6 +24,7 @@ MASK_AXES = {
     "bts": "(batch, queries, keys)",
     "ts": "(queries, keys)",
     "nts": "(batch x heads, queries, keys)",
+    "tsb": "(queries, keys, batch)",
 }
 
 POLARITIES = {

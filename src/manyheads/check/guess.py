@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -52,9 +53,7 @@ def guess(subject: Subject, wishes: Wishes) -> tuple[Adapter, dict[str, str]]:
     by_lengths = "lengths" in roles.names and "padding" not in roles.names
     roles = lengths_as_padding(roles)
     known = {role: "told" if role in wishes.names else "name" for role in roles.names}
-    adapter, known["layout"] = _first_call(subject, roles, wishes)
-    if by_lengths:
-        adapter = replace(adapter, padding="lengths")
+    adapter, known["layout"] = _first_call(subject, roles, wishes, by_lengths=by_lengths)
     return settle(replace(subject, adapter=switches(adapter, roles)), wishes, known)
 
 
@@ -72,15 +71,16 @@ def settle(subject: Subject, wishes: Wishes, known: dict[str, str]) -> tuple[Ada
     return _lacks(replace(subject, adapter=adapter), wishes), known
 
 
-def _first_call(subject: Subject, roles: Roles, wishes: Wishes) -> tuple[Adapter, str]:
-    """Framework, layout and shape of the result: the first way of calling it that works."""
+def _first_call(subject: Subject, roles: Roles, wishes: Wishes, *, by_lengths: bool) -> tuple[Adapter, str]:
+    """Framework, layout and shape of the result: the first way of calling it that works, with lengths where it takes them."""
     errors: list[CallError] = []
+    refused: list[tuple[Adapter, str]] = []
     layouts = [wishes.layout] if wishes.layout else ["btd", "bhtd"] if "heads" in roles.names else ["bhtd", "btd", "td"]
     for framework in frameworks(subject):
         for layout, always in itertools.product(layouts, (False, True)):
             adapter = Adapter(
                 framework=framework, layout=layout, out_layout=layout, names=dict(roles.names),
-                positional=roles.positional, required=roles.required,
+                positional=roles.positional, required=roles.required, padding="lengths" if by_lengths else "",
             )  # fmt: skip
             for tried in always_given(adapter, wishes) if always else [adapter]:
                 try:
@@ -88,8 +88,13 @@ def _first_call(subject: Subject, roles: Roles, wishes: Wishes) -> tuple[Adapter
                 except CallError as error:
                     errors += [] if always else [error]
                     continue
-                if not always or probes.moves(replace(subject, adapter=settled)):
+                asked = replace(subject, adapter=settled)
+                if by_lengths and probes.takes(asked, probes.padded_problem(asked)) is not None:
+                    refused.append((settled, known))
+                elif not always or probes.moves(asked):
                     return settled, known
+    if refused:
+        return refused[0]
     # an error of the function itself says more than a shape that does not fit, and the likelier framework more than the other
     likely = errors[: len(layouts)]
     raise next((error for error in likely if error.line is not None), likely[0])
@@ -139,6 +144,8 @@ def _causal(subject: Subject) -> tuple[Adapter, str]:
     before = torch.ones_like(seen).tril(-2)
     if bool(seen[future].all()) and not bool(seen[before].any()):  # causal the wrong way round is causal all the same
         return replace(adapter, causal="always"), "tried"
+    if re.search(r"causal|autoregressive", subject.name, re.IGNORECASE):  # a name is a promise
+        return replace(adapter, causal="always"), "name"
     return adapter, ""
 
 
@@ -166,7 +173,8 @@ def _mask(subject: Subject, wishes: Wishes) -> tuple[Adapter, str]:
                     return tried, ("told" if wishes.mask else "name") if stated else "tried"
     if takes:
         return takes[0], ("told" if wishes.mask else "name") if stated else "default"
-    return replace(adapter, mask=stated or "visible", mask_axes=axes[0]), "default"
+    refusal = probes.takes(replace(subject, adapter=replace(adapter, mask="visible")), probes.masked_problem(subject))
+    return replace(adapter, mask="", lacks={**adapter.lacks, "mask": f"it refuses a mask of any axes: {refusal}"}), ""
 
 
 def _bias(subject: Subject) -> Adapter:
@@ -207,7 +215,9 @@ def _weights(subject: Subject) -> Adapter:
     except CallError:
         return adapter
     square = found.dim() >= 2 and tuple(found.shape[-2:]) == (out.shape[2], out.shape[2])
-    return replace(adapter, weights="always") if square else adapter
+    totals = found.detach().double().sum(-1)  # of raw scores, they would be anything
+    adds_up = square and torch.allclose(totals, torch.ones_like(totals), rtol=0.0, atol=1e-3)
+    return replace(adapter, weights="always") if adds_up else adapter
 
 
 def _lacks(subject: Subject, wishes: Wishes) -> Adapter:

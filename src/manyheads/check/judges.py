@@ -58,6 +58,7 @@ def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = F
         return seen_keys(values, allowed) if keys else row(values)
 
     twin = subject.twin(problem, found, allowed) or _without_masks(subject, problem)
+    demand = demand or _demand_of(subject, twin)
     at = place(index, tuple(expected.shape))
     return Finding(
         f"{at}: {say(expected[index].detach())}",
@@ -67,6 +68,11 @@ def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = F
         resembles=twin.resembles if twin else (),
         demand=demand,
     )
+
+
+def _demand_of(subject: Subject, twin: Twin | None) -> str:
+    """A frontier at the top-left corner is torch's convention, and a module hands its cache on in ways of its own."""
+    return "causal-cross" if twin is not None and twin.name == "causal top-left" and subject.joins_heads else ""
 
 
 def _without_masks(subject: Subject, problem: Problem) -> Twin | None:
@@ -99,9 +105,10 @@ def explained(subject: Subject, problem: Problem, finding: Finding) -> Finding:
     """`finding` with the fault that a twin shows on the same problem, where one does."""
     found = subject.call(problem).double()
     twin = subject.twin(problem, found, subject.allowed(subject.answer(problem)))
-    return (
-        finding if twin is None else replace(finding, cause=twin.name, explanation=twin.says, resembles=twin.resembles)
-    )
+    if twin is None:
+        return finding
+    demand = finding.demand or _demand_of(subject, twin)
+    return replace(finding, cause=twin.name, explanation=twin.says, resembles=twin.resembles, demand=demand)
 
 
 def shortest(found: Tensor) -> str:

@@ -64,4 +64,6 @@ def reduce_mask(mask: Tensor, axes: str, batch: int, heads: int) -> Tensor:
     if axes == "nts":
         return mask.expand(batch, heads, *mask.shape[2:]).flatten(0, 1).clone()
     mask = mask.expand(batch, *mask.shape[1:])
+    if axes == "tsb":
+        return mask[:, 0].permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
     return (mask[:, 0] if axes == "bts" else mask).clone(memory_format=torch.contiguous_format)

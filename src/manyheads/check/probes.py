@@ -23,6 +23,7 @@ __all__ = [
     "mask_is",
     "masked_problem",
     "moves",
+    "padded_problem",
     "padding_polarity",
     "refusals",
     "sees_whom",
@@ -46,6 +47,13 @@ def masked_problem(subject: Subject) -> Problem:
     batch = problem.q.shape[0] if subject.adapter.mask_axes != "ts" else 1
     visible = some_mask(torch.Generator().manual_seed(5), batch, 1, 5, 5)
     return subject.prepare(replace(problem, visible=visible))
+
+
+def padded_problem(subject: Subject) -> Problem:
+    """With padding of its own for each sequence."""
+    problem = square_problem(subject)
+    keep = some_mask(torch.Generator().manual_seed(3), problem.q.shape[0], problem.k.shape[2])
+    return subject.prepare(replace(problem, keep=keep))
 
 
 def biased_problem(subject: Subject) -> Problem:

@@ -46,30 +46,31 @@ def recognise(
     """
     exact, lenient, known = problem.to(torch.float64), _without_nan_rows(found), tuple(known)
     suspected = sorted((twin for twin in known if twin.name in suspects), key=lambda twin: suspects.index(twin.name))
-    something = bool(found.isfinite().any())
-    for twins, outputs in ((suspected, (found, lenient)), (known, (found,)), (known if something else (), (lenient,))):
+    made: dict[str, Tensor] = {}
+
+    def first(twins: Iterable[Twin], seen_as: Callable[[Tensor], Tensor], *outputs: Tensor) -> Twin | None:
         for twin in twins:
-            wrong = twin.output(exact)
-            alike = any(_close(wrong, output, allowed) for output in outputs)
-            if alike and not _close(wrong, right, allowed):
+            if twin.name not in made:
+                made[twin.name] = twin.output(exact)
+            wrong = seen_as(made[twin.name])
+            alike = any(_close(wrong, seen_as(output), allowed) for output in outputs)
+            if alike and not _close(wrong, seen_as(right), allowed):
                 return twin
-    return _on_defined_rows(suspected or known, exact, right, found, allowed) if something else None
-
-
-def _on_defined_rows(
-    known: Iterable[Twin], exact: Problem, right: Tensor, found: Tensor, allowed: float
-) -> Twin | None:
-    """The same where rows that see nothing are left out, as the function may give anything there."""
-    defined = seen(exact).any(-1)
-    defined = (defined if defined.shape[1] == found.shape[1] else defined.all(1, keepdim=True))[..., None]
-    if bool(defined.all()):
         return None
-    right, found = right.masked_fill(~defined, 0.0), found.masked_fill(~defined, 0.0)
-    for twin in known:
-        wrong = twin.output(exact).masked_fill(~defined, 0.0)
-        if _close(wrong, found, allowed) and not _close(wrong, right, allowed):
-            return twin
-    return None
+
+    explained = first(suspected, lambda x: x, found, lenient) or first(known, lambda x: x, found)
+    if explained is not None or not bool(found.isfinite().any()):
+        return explained
+    defined = _defined(exact, found)
+    return first(known, lambda x: x, lenient) or (
+        None if bool(defined.all()) else first(suspected or known, lambda x: x.masked_fill(~defined, 0.0), found)
+    )
+
+
+def _defined(exact: Problem, found: Tensor) -> Tensor:
+    """(b, h, t, 1): whether a row sees anything; of heads that are joined, whether all of them do."""
+    defined = seen(exact).any(-1)
+    return (defined if defined.shape[1] == found.shape[1] else defined.all(1, keepdim=True))[..., None]
 
 
 def _without_nan_rows(found: Tensor) -> Tensor:
@@ -139,10 +140,20 @@ _TWINS = (
          lambda p: faults.written(p, scale=1 / default_scale(p))),
     Twin("scale by heads", "the scores are divided by sqrt(number of heads); it is sqrt(dim)",
          lambda p: faults.written(p, scale=p.q.shape[1] ** -0.5)),
+    Twin("softmax twice", "softmax is applied twice: the weights get close to uniform",
+         lambda p: faults.written(p, finish=faults.softmax_twice)),
+    Twin("sigmoid for softmax", "a sigmoid stands where softmax belongs: the weights of a query do not add up to 1",
+         lambda p: faults.written(p, finish=lambda scores, shown: torch.sigmoid(scores).masked_fill(~shown, 0.0))),
+    Twin("keys viewed, not transposed", "the keys are viewed as (dim, keys) where they are to be transposed: transpose(-2, -1)",
+         faults.keys_viewed),
     Twin("softmax missing", "the scores are used as weights without softmax: the weights of a query do not add up to 1",
          lambda p: faults.written(p, finish=lambda scores, shown: scores.masked_fill(~shown, 0.0))),
     Twin("lengths tiled over heads", "the lengths are tiled where the heads of a sequence stand together, so that heads get the "
          "length of another sequence: repeat_interleave(heads), not repeat(heads)", faults.lengths_tiled),
+    Twin("lengths one more", "a token behind the length is seen: positions below the length are seen (<, not <=)",
+         lambda p: faults.lengths_shifted(p, 1)),
+    Twin("lengths one less", "the last token before the padding is left out: positions below the length are seen",
+         lambda p: faults.lengths_shifted(p, -1)),
     Twin("padding of queries", "the padding hides queries where it should hide keys: [:, None, None, :] and not [:, None, :, None]",
          faults.padded_queries),
     Twin("softmax over queries", "softmax runs over the queries (dim=-2): it is the keys' weights that add up to 1 for each "

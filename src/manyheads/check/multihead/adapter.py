@@ -40,8 +40,9 @@ class HeadsAdapter(Adapter):
 
     @property
     def packed(self) -> bool:
-        """There are always several heads."""
-        return True
+        """Whether there may be several heads: as many as are asked, as the object has, or as the weights have, one for each."""
+        told = "heads" in self.names or {"heads", "config"} & set(self.built) or self.widths[1:2] > (1,)
+        return bool(told) or any("h" in slot.pattern and "(h d)" not in slot.pattern for slot in self.slots)
 
     @property
     def carries(self) -> Widths:

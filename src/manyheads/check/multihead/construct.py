@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -56,6 +57,31 @@ BUILT: dict[str, tuple[str, ...]] = {
 """Role in a constructor -> the names it goes by, in lower case."""
 
 _ROLE_OF = {name: role for role, names in BUILT.items() for name in names}
+# where no name is known as a whole: the first whose words are all in it
+_BY_WORDS = (
+    ("kv_heads", ("kv|key_value|groups?", "num|n|heads?|groups?|count")),
+    ("head_dim", ("heads?", "dim|size|width|d|channels?")),
+    ("heads", ("heads?",)),
+    ("dropout", ("drop|dropout|prob|rate",)),
+    ("max_len", ("len|length|context|ctx|block|seq|positions?|tokens",)),
+    ("bias", ("bias",)),
+    ("d_model", ("emb|embed|embd|embedding|model|hidden|dim|dims|width|size|channels|features|e|d",)),
+)
+
+
+def role_of(name: str) -> str | None:
+    """What a name in a constructor or a configuration means: known as a whole, else by its words; None where neither."""
+    known = _ROLE_OF.get(name.lower())
+    if known is not None:
+        return known
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    told = [word.lower() for word in words]
+    for role, needed in _BY_WORDS:
+        if all(any(re.fullmatch(pattern, word) for word in told) for pattern in needed):
+            return role
+    return None
+
+
 _OF_GLOBALS = ("d_model", "heads", "kv_heads", "head_dim", "dropout", "bias", "max_len", "batch")
 
 
@@ -92,7 +118,7 @@ class _Config:
         self._wanted, self._asked = wanted, asked
 
     def __getattr__(self, name: str) -> Any:
-        role = _ROLE_OF.get(name.lower())
+        role = role_of(name)
         if name.startswith("_") or role in (None, "config", "temperature", "scale"):
             raise AttributeError(f"{name!r}, asked of the configuration, is not understood")
         assert role is not None
@@ -166,6 +192,7 @@ def plan_of(cls: Callable[..., Any], module: ModuleType, names: Mapping[str, str
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in fixed:
             continue
         role = told.get(parameter.name) or _ROLE_OF.get(parameter.name.lower()) or by_place.get(parameter.name)
+        role = role or (role_of(parameter.name) if parameter.default is parameter.empty else None)
         if role is not None and _is_given(role, parameter):
             found[role] = (*found.get(role, ()), parameter.name)
         elif parameter.default is parameter.empty:
@@ -179,7 +206,7 @@ def plan_of(cls: Callable[..., Any], module: ModuleType, names: Mapping[str, str
 
 def _by_place(parameters: list[inspect.Parameter]) -> dict[str, str]:
     """A width and a number of heads that no name tells, where nothing else is needed: in this order."""
-    roles = [_ROLE_OF.get(p.name.lower()) for p in parameters]
+    roles = [role_of(p.name) for p in parameters]
     unknown = [p.name for p, role in zip(parameters, roles, strict=True) if role is None and p.default is p.empty
                and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # fmt: skip
     missing = [role for role in ("d_model", "heads") if role not in roles]

@@ -23,7 +23,7 @@ from manyheads.check.multihead.construct import BUILT, SMALL
 from manyheads.check.multihead.problem import Multihead, natural, whole_answer
 from manyheads.check.multihead.signature import Call, read_call
 from manyheads.check.multihead.steps import settle_cache
-from manyheads.check.multihead.storage import Slot, bias_pattern, only_biases_of, patterns
+from manyheads.check.multihead.storage import Slot, bias_pattern, only_held, patterns
 from manyheads.check.multihead.subject import MultiheadSubject, caller
 from manyheads.check.multihead.words import orders_of
 from manyheads.check.problem import Sizes
@@ -194,8 +194,9 @@ def _ways(subject: MultiheadSubject, call: Call, wishes: Wishes) -> Iterator[tup
                 except CallError:  # a lazy layer that cannot be called so: the call itself will say why
                     ways = [()]
                 for slots in ways:
+                    problem = _problem(replace(subject, adapter=replace(placed, slots=slots)))
                     idle = _idle(replace(subject, adapter=placed), slots, problem)
-                    asked = only_biases_of(problem, slots)
+                    asked = only_held(problem, slots)
                     for residual in (False, True) if placed.norms else (False,):
                         yield replace(placed, slots=slots, idle=idle, residual=residual), asked
 

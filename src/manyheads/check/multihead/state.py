@@ -32,6 +32,8 @@ def arrays_of(thing: Any) -> dict[str, Any]:
             made |= {f"{name}.{path}": array for path, array in value.named_parameters()}
         elif _is_array(value):
             made[name] = value
+        elif isinstance(value, dict):
+            made |= {f"{name}[{key!r}]": array for key, array in value.items() if _is_array(array)}
         elif isinstance(value, list | tuple) and value and all(hasattr(item, "__dict__") for item in value):
             for number, item in enumerate(value):
                 made |= {f"{name}.{number}.{path}": array for path, array in arrays_of(item).items()}
@@ -149,12 +151,12 @@ def _grouped(shapes: Mapping[str, tuple[int, ...]], heads: int) -> dict[str, lis
 
 def _roles(groups: Mapping[str, list[str]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Name -> role of the weights: by name, and in the order q, k, v, o where names say nothing."""
-    weights = [name for name in groups if len(shapes[name.format(0)]) > 1]
+    weights = [name for name in groups if len(shapes[name.format(0)]) > 1 and not _is_bias(name)]
     meanings = {name: meaning_of_path(name.format(0)) for name in weights}
     roles: dict[str, str] = {}
     for name in sorted(weights, key=lambda name: meanings[name] is not None and meanings[name].is_vague):  # type: ignore[union-attr]
         meaning = meanings[name]
-        if meaning is not None and not meaning.is_bias and not set(meaning.role) & set("".join(roles.values())):
+        if meaning is not None and not set(meaning.role) & set("".join(roles.values())):
             roles[name] = meaning.role
     left = [name for name in weights if name not in roles]
     free = [role for role in "qkvo" if role not in "".join(roles.values())]
@@ -162,6 +164,11 @@ def _roles(groups: Mapping[str, list[str]], shapes: Mapping[str, tuple[int, ...]
         free = ["qkv", "o"]
     roles |= dict(zip(left, free, strict=False))
     return {name: roles[name] for name in weights if name in roles}
+
+
+def _is_bias(name: str) -> bool:
+    meaning = meaning_of_path(name.format(0))
+    return meaning is not None and meaning.is_bias
 
 
 def _may_hold(thing: Any, name: str, pattern: str) -> bool:
@@ -190,7 +197,7 @@ def _biases(
     problem: Multihead,
 ) -> Iterator[Slot]:
     taken = {slot.name for slot in weights}
-    stems = {_stem(name) for name in groups if len(shapes[name.format(0)]) > 1}
+    stems = {_stem(name) for name in groups if len(shapes[name.format(0)]) > 1 and not _is_bias(name)}
     by_role = {slot.role: slot for slot in weights}
     for name in groups:
         if name in taken:

@@ -52,7 +52,7 @@ def by_steps(subject: MultiheadSubject, problem: Multihead, sizes: list[int], *,
         given = subject.arguments(part) | _of_cache(subject, past, at)
         made = subject.run_in(thing, problem, given)
         outs.append(subject.output(made, part))
-        past = _returned(made) if "cache" in subject.adapter.names else None
+        past = _returned(made, size, at) if "cache" in subject.adapter.names else None
         if past is None and "cache" in subject.adapter.names and number + 1 < len(sizes):
             raise CallError("returned no cache beside the output", kind="no cache")
         at += size
@@ -74,24 +74,50 @@ def _of_cache(subject: MultiheadSubject, past: Any, at: int) -> dict[str, Any]:
     return {names[role]: value for role, value in values.items() if role in names}
 
 
-def _returned(made: Any) -> Any:
-    """What came back beside the output and is a cache: the last thing that is no map of weights."""
-    rest = list(made[1:]) if isinstance(made, tuple | list) else []
-    rest = [thing for thing in rest if thing is not None]
-    if len(rest) == 2 and all(hasattr(thing, "shape") for thing in rest):  # y, k, v
-        return (rest[0], rest[1])
+def _returned(made: Any, size: int, at: int) -> Any:
+    """What came back beside the output and is a cache: the last thing that is no tensor, two tensors alike (k and v), or one
+    that is no map of weights (.., queries, keys)."""
+    rest = [thing for thing in made[1:] if thing is not None] if isinstance(made, tuple | list) else []
     nested = [thing for thing in rest if not hasattr(thing, "shape")]
-    return nested[-1] if nested else (rest[-1] if rest else None)
+    if nested:
+        return nested[-1]
+    if len(rest) == 2 and rest[0].shape == rest[1].shape:
+        return (rest[0], rest[1])
+    kept = [thing for thing in rest if tuple(thing.shape[-2:]) not in ((size, size), (size, at + size))]
+    return kept[-1] if kept else None
 
 
 def explained_by_steps(problem: Multihead, found: Tensor, allowed: float, sizes: list[int]) -> tuple[str, str]:
     """Name and explanation of what a wrong cache shows, by which tokens each step sees."""
-    for name, says, visible in _views(sizes):
-        core = replace(problem.core, causal=False, visible=visible[None, None])
-        wrong = join(answer(core), problem)[:, None]
+    for name, says, wrong in _wrong_steps(problem, sizes):
         if torch.allclose(wrong, found.double(), rtol=0.0, atol=allowed, equal_nan=True):
             return name, says
     return "steps differ", "a token with a cache must give what the whole sequence gave"
+
+
+def _wrong_steps(problem: Multihead, sizes: list[int]) -> Iterator[tuple[str, str, Tensor]]:
+    for name, says, visible in _views(sizes):
+        core = replace(problem.core, causal=False, visible=visible[None, None])
+        yield name, says, join(answer(core), problem)[:, None]
+    for name, says, other in (
+        ("cached values are keys", "the keys are kept where the values should be", "v"),
+        ("cached keys are values", "the values are kept where the keys should be", "k"),
+    ):
+        if problem.core.k.shape == problem.core.v.shape:
+            yield name, says, join(torch.cat(list(_mixed(problem, sizes, other)), 2), problem)[:, None]
+
+
+def _mixed(problem: Multihead, sizes: list[int], role: str) -> Iterator[Tensor]:
+    """The heads' outputs call by call, where what is kept as k or v is the other of the two."""
+    core, at = problem.core, 0
+    for size in sizes:
+        k, v, end = core.k[:, :, : at + size].clone(), core.v[:, :, : at + size].clone(), at + size
+        if role == "v":
+            v[:, :, :at] = core.k[:, :, :at]
+        else:
+            k[:, :, :at] = core.v[:, :, :at]
+        yield answer(replace(core, q=core.q[:, :, at:end], k=k, v=v, causal=True))
+        at = end
 
 
 def _views(sizes: list[int]) -> Iterator[tuple[str, str, Tensor]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.check.multihead.problem import BIASES, Multihead, remade
 
-__all__ = ["Slot", "bias_pattern", "fits", "fused_patterns", "only_biases_of", "patterns", "shape_in", "stored"]
+__all__ = ["Slot", "bias_pattern", "fits", "fused_patterns", "only_held", "patterns", "shape_in", "stored"]
 
 _SINGLE = {2: ("m (h d)", "(h d) m"), 3: ("m h d", "h m d", "h d m")}
 _OUTPUT = {2: ("(h d) n", "n (h d)"), 3: ("h d n", "n h d", "h n d")}
@@ -107,11 +107,16 @@ def _canonical(problem: Multihead, role: str, *, is_bias: bool) -> Tensor:
     return weight.new_zeros(weight.shape[-1:] if role == "o" else weight.shape[1:])
 
 
-def only_biases_of(problem: Multihead, slots: Iterable[Slot]) -> Multihead:
-    """The problem without those biases for which there is no place."""
+def only_held(problem: Multihead, slots: Iterable[Slot]) -> Multihead:
+    """The problem without those biases for which there is no place; and, of one head, with the identity for W_o where there
+    is none: a head alone needs no join."""
+    slots = tuple(slots)
     held = {f"b_{role}" for slot in slots if slot.is_bias for role in slot.role}
     kept = {name: weight for name, weight in problem.weights.items() if name not in BIASES or name in held}
-    return problem if len(kept) == len(problem.weights) else remade(problem, weights=kept)
+    heads, dim, width = problem.weights["w_o"].shape
+    if heads == 1 and dim == width and slots and not any("o" in slot.role for slot in slots):
+        kept["w_o"] = torch.eye(dim, dtype=problem.dtype, device=problem.x.device).view(1, dim, dim)
+    return remade(problem, weights=kept)
 
 
 def shape_in(slot: Slot, problem: Multihead) -> tuple[int, ...]:

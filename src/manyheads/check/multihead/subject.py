@@ -46,6 +46,8 @@ class MultiheadSubject(Subject):
 
     def fit(self, sizes: Sizes, *, projected: bool = False) -> Sizes:
         """`sizes` as far as the layout, the inputs and the widths allow."""
+        if self.adapter.slots and not self.adapter.packed:
+            sizes = replace(sizes, heads=min(sizes.heads, 1), kv_heads=min(sizes.kv_heads, 1))
         if "b" not in self.adapter.layout:
             sizes = replace(sizes, batch=min(sizes.batch, 1))
         if "cross" in self.adapter.lacks and sizes.queries != sizes.keys:

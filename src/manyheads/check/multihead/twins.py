@@ -146,6 +146,12 @@ def _all_cut(p: Problem, cut: Callable[[Tensor], Tensor]) -> Problem:
     return replace(p, q=cut(p.q), k=cut(p.k), v=cut(p.v))
 
 
+def _one_cut(role: str, p: Problem) -> Problem:
+    """One of q, k and v cut without a transpose."""
+    x = getattr(p, role)
+    return replace(p, **{role: x.transpose(1, 2).reshape(x.shape)})
+
+
 def _join_interleaved(out: Tensor) -> Tensor:
     """(b, h, t, d) that, joined by the right rule, is what (b, t, d, h) joined would be."""
     b, h, t, d = out.shape
@@ -201,6 +207,8 @@ def _first_head_repeated(p: Problem) -> Problem:
 _CUTS = (
     Twin("attention over heads", "the heads are never moved before the tokens: with (b, t, h, d), q k^T lets the heads of one "
          "token attend to each other; transpose(1, 2) first", _over_heads),
+    *(Twin(f"{_LONG[role]} cut without transpose", f"the {_LONG[role]} alone are cut into heads with view(b, h, t, d); the order of the "
+           "data is (b, t, h, d): view so, then transpose(1, 2)", _of_core(partial(_one_cut, role))) for role in "qkv"),
     Twin("heads cut interleaved", "the last axis is cut as (dim, heads), so that head h takes every H-th number; the heads lie "
          "side by side: view(b, t, heads, dim)", _of_core(lambda p: _all_cut(p, _cut_interleaved))),
     Twin("heads joined interleaved", "the heads are joined as (dim, heads): number 0 of all heads, then number 1; they are joined "

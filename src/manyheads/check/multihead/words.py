@@ -114,7 +114,7 @@ def orders_of(role: str) -> tuple[str, ...]:
 
 def meaning_of_path(path: str) -> Meaning | None:
     """The same of a parameter inside a module: attention.q_proj.weight, heads.0.key.weight, to_out.0.bias."""
-    parts = [part for part in path.split(".") if not part.isdecimal()]
+    parts = [part.strip("'\"]") for part in re.split(r"[.\[]", path) if not part.isdecimal()]
     if any("norm" in part.lower() or part.lower().startswith("ln") for part in parts):
         return None
     last = parts[-1] if parts else ""

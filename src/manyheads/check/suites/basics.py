@@ -53,7 +53,7 @@ FULL = Sizes(batch=2, heads=3, kv_heads=3, queries=5, keys=5, dim=4, value_dim=4
 # axes of one, which squeeze and broadcasting treat apart, and axes of one size, which can be taken for each other
 _ALIKE = tuple(
     Sizes(batch=batch, heads=heads, kv_heads=heads, queries=tokens, keys=tokens, dim=dim, value_dim=dim)
-    for batch, heads, tokens, dim in itertools.product((2, 1), (3, 2, 1), (3, 2, 1), (3, 2, 1))
+    for batch, heads, tokens, dim in itertools.product((2, 1), (3, 2, 1), (3, 2, 1), (3, 2))
 )
 _FEWER = tuple(
     Sizes(batch=batch, heads=heads, kv_heads=heads, queries=queries, keys=keys, dim=2, value_dim=2)
