@@ -291,6 +291,19 @@ def test_what_is_gone_cannot_be_given_back() -> None:
         state.crop(4)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("mha", "growing"), ("mha", "static"), ("mha", "int8"), ("mla", "growing"),
+                                           ("window", "rolling"), ("linear", "growing")])  # fmt: skip
+def test_no_more_is_taken_back_than_was_seen(name: str, kind: str) -> None:
+    made, cache = layer(name), cached(kind, SPECS[name], 2)
+    made(tokens(2, 3), cache=cache, positions=torch.arange(3))
+    for wrong in (-5, -4, 4):
+        with pytest.raises(SpecError, match=rf"crop must lie in \[-3, 3\], as 3 tokens are held; found {wrong}"):
+            cache.crop(wrong)
+    assert cache.length == 3
+    cache.crop(-3)
+    assert cache.length == 0
+
+
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_reset_is_empty_again(name: str, kind: str) -> None:
     made, x = layer(name), tokens(2, 9)

@@ -20,7 +20,8 @@ from manyheads.errors import BackendError
 from manyheads.models import decode_form, handed, latent_seam
 from manyheads.models.door import opened
 from manyheads.models.enabling import CACHE_DTYPES
-from manyheads.models.hf_layers import FullLayer, HybridLayer, WindowLayer
+from manyheads.models.hf_hybrid import HybridLayer
+from manyheads.models.hf_layers import FullLayer, WindowLayer
 from manyheads.ops.answer import Yes
 from tiny_transformers import CASES, build, inputs, logits
 

@@ -17,6 +17,7 @@ import torch
 
 import manyheads
 import rounding
+from manyheads.errors import BackendError
 from manyheads.models.saved_cache import load_cache, save_cache
 from tiny_transformers import build, inputs
 
@@ -105,3 +106,27 @@ def test_copies_and_files_hold_the_whole_encoder(tmp_path: Path) -> None:
         ]
     assert all(torch.equal(each, found[0]) for each in found[1:])
     assert {layer.keys.shape[2] for each in copies for layer in crossing(each)} == {11}
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen3_next"])
+def test_a_cache_is_taken_back_in_all_layers_or_in_none(name: str) -> None:
+    """Of windows that have forgotten, and running states, the others would go on without."""
+    model, ids = build(name), inputs(name)["input_ids"]
+    cache = manyheads.cache(model)
+    with torch.no_grad():
+        model(ids, cache=cache, use_cache=True)
+        with pytest.raises(BackendError, match=r"a window of 7 holds the last 6 of 11|one running state"):
+            cache.crop(-3)
+        assert {layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")} == {11}
+
+
+def test_taken_back_to_nothing_and_no_further() -> None:
+    model, ids = build("gemma2"), inputs("gemma2")["input_ids"]
+    cache = manyheads.cache(model)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        model(ids[:, :3] + 1, cache=cache, use_cache=True)
+        with pytest.raises(BackendError, match="asked to take back 5 tokens of 3; valid: -3 to 0"):
+            cache.crop(-5)
+        cache.crop(-3)
+        assert torch.allclose(model(ids, cache=cache, use_cache=True).logits, expected, atol=1e-5)

@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from manyheads.errors import BackendError
 from manyheads.models.handed import Packed, widened
+from manyheads.models.hf_hybrid import HybridLayer
 from manyheads.models.hf_layers import FullLayer, WindowLayer
 
 STEPS = st.lists(
@@ -113,6 +114,40 @@ def test_a_window_does_not_go_on_with_keys_missing() -> None:
     layer.crop(-2)
     assert layer.get_seq_length() == 10
     assert layer.get_mask_sizes(1) == (4, 7)
+
+
+@pytest.mark.parametrize("stored", [None, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("make", [FullLayer, lambda **o: WindowLayer(sliding_window=4, **o)], ids=["full", "window"])
+def test_no_more_is_taken_back_than_there_is(make: Any, stored: torch.dtype | None) -> None:
+    layer = make(stored=stored)
+    layer.crop(-2)  # nothing held, as where keys are shared: nothing to take
+    layer.update(*draw(1, 3, 0))
+    for more in (4, 5, 100):
+        with pytest.raises(BackendError, match=rf"asked to take back {more} tokens of 3; valid: -3 to 0"):
+            layer.crop(-more)
+    assert (layer.get_seq_length(), layer.get_mask_sizes(1)) == (3, (4, 0))
+    layer.crop(-3)
+    assert (layer.get_seq_length(), layer.get_mask_sizes(1)) == (0, (1, 0))
+    keys, _ = layer.update(*draw(1, 2, 1))
+    assert keys.shape[2] == 2
+
+
+def test_a_running_state_is_not_taken_back() -> None:
+    """transformers' own takes back what the convolution remembers and leaves the sum, which then holds tokens that are gone."""
+    layer = HybridLayer()
+    layer.update(*draw(1, 3, 0))
+    layer.update_conv_state(torch.randn(1, 4, 3))
+    with pytest.raises(
+        BackendError, match="a convolution holds its last inputs alone, which cannot be taken back by 1"
+    ):
+        layer.crop(-1)
+    layer.update_recurrent_state(torch.randn(1, 2, 4, 4))
+    layer.activate_past_recording()
+    with pytest.raises(
+        BackendError, match="one running state, which cannot be taken back by 2 tokens; valid: 0, or a copy"
+    ):
+        layer.crop(-2)
+    assert layer.get_seq_length() == 3
 
 
 def test_a_window_of_one_token_keeps_nothing() -> None:

@@ -40,7 +40,7 @@ def enable(*, cache: bool = False) -> None:
     if cache and not _replaced:
         from transformers import cache_utils
 
-        from manyheads.models.hf_layers import LAYERS
+        from manyheads.models.hf_hybrid import LAYERS
 
         mapping = cache_utils.DYNAMIC_LAYER_TYPE_MAPPING
         _replaced.update({name: mapping[name] for name in LAYERS if name in mapping})

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
-from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttentionLayer, get_layer_types_and_kwargs
 
 from manyheads.errors import BackendError
 from manyheads.models.door import NAME
-from manyheads.models.hf_layers import LAYERS
+from manyheads.models.hf_hybrid import LAYERS, check_linear_crop
+from manyheads.models.hf_layers import FullLayer
 from manyheads.models.latent_seam import open_seams, seams
 
 __all__ = ["STORED", "InPlaceCache", "make_cache"]
@@ -29,6 +30,15 @@ class InPlaceCache(DynamicCache):
         types, keywords = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
         self.layers = self._layers(types, keywords)
         self.layer_class_to_replicate = None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last -tokens_to_remove tokens, in all layers or, where one of them cannot, in none."""
+        for layer in self.layers:
+            if isinstance(layer, FullLayer):
+                layer.check_crop(tokens_to_remove)
+            elif isinstance(layer, LinearAttentionLayer):
+                check_linear_crop(layer, tokens_to_remove)
+        super().crop(tokens_to_remove)
 
     def _layers(self, types: list[str], keywords: list[dict[str, Any]]) -> list[Any]:
         return [_layer(kind, own, self.stored) for kind, own in zip(types, keywords, strict=True)]

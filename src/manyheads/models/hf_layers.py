@@ -2,7 +2,8 @@
 
     full        every token
     windowed    the last W - 1 before the new ones, as transformers' own layer keeps them
-    hybrid      either, beside the state of a linear layer
+
+Beside the state of a linear layer, they stand in `hf_hybrid`.
 
 What `update` returns are views of the buffers where the format is the model's own, and `manyheads.models.handed.Packed` where it is not.
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import CacheLayerMixin
 
 from manyheads.errors import BackendError
 from manyheads.layer.caches.quantised import quantised
@@ -23,15 +24,7 @@ from manyheads.models.token_rows import TokenRows
 from manyheads.models.turned import turned
 from manyheads.ops.arguments import check_window
 
-__all__ = [
-    "LAYERS",
-    "FullLayer",
-    "HybridLayer",
-    "HybridWindowLayer",
-    "WindowLayer",
-    "linear_state",
-    "restore_linear",
-]
+__all__ = ["FullLayer", "WindowLayer"]
 
 
 class FullLayer(CacheLayerMixin):
@@ -184,10 +177,19 @@ class FullLayer(CacheLayerMixin):
         """(keys that the next `query_length` queries are given, position of the first)."""
         return self.get_seq_length() + query_length, 0
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last -tokens_to_remove tokens."""
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raise BackendError for tokens that cannot be taken back; where nothing is held (shared keys), nothing is taken."""
         if tokens_to_remove > 0:
             raise BackendError(f"crop takes 0 or less, as many tokens are taken back; found {tokens_to_remove}")
+        if self.is_initialized and -tokens_to_remove > self.get_seq_length():
+            raise BackendError(
+                f"crop was asked to take back {-tokens_to_remove} tokens of {self.get_seq_length()}; valid: "
+                f"{-self.get_seq_length()} to 0"
+            )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last -tokens_to_remove tokens."""
+        self.check_crop(tokens_to_remove)
         if tokens_to_remove and self.is_initialized:
             self._each(lambda rows: rows.drop_last(-tokens_to_remove))
 
@@ -275,19 +277,22 @@ class WindowLayer(FullLayer):
         past = min(self.cumulative_length, self.sliding_window - 1)
         return past + query_length, self.cumulative_length - past
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last -tokens_to_remove tokens, then forget what is out of sight."""
-        if tokens_to_remove > 0:
-            raise BackendError(f"crop takes 0 or less, as many tokens are taken back; found {tokens_to_remove}")
-        if not self.is_initialized:
-            return
+    def check_crop(self, tokens_to_remove: int) -> None:
+        """Raise BackendError for tokens that cannot be taken back, those included behind which too few are left."""
+        super().check_crop(tokens_to_remove)
         held, seen = self._key_rows.tokens, self.cumulative_length
         needed = min(seen + tokens_to_remove, self.sliding_window - 1)
-        if held + tokens_to_remove < needed:
+        if self.is_initialized and held + tokens_to_remove < needed:
             raise BackendError(
                 f"a window of {self.sliding_window} holds the last {held} of {seen} tokens: without the last "
                 f"{-tokens_to_remove} the next query would see {needed}; call activate_past_recording before they come"
             )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last -tokens_to_remove tokens, then forget what is out of sight."""
+        self.check_crop(tokens_to_remove)
+        if not self.is_initialized:
+            return
         self._each(lambda rows: rows.drop_last(-tokens_to_remove))
         self._each(TokenRows.trim)
         self.cumulative_length += tokens_to_remove
@@ -296,103 +301,3 @@ class WindowLayer(FullLayer):
         """Empty, as if new."""
         super().reset()
         self.cumulative_length = 0
-
-
-def linear_state(layer: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file needs to restore the state of a linear layer, one of transformers' own."""
-    told = {"taps": list(layer.conv_kernel_size.values()), "begun": list(layer.has_previous_state.values())}
-    states = (("conv", layer.conv_states), ("recurrent", layer.recurrent_states))
-    return told, {f"{name}{i}": x for name, each in states for i, x in each.items() if x is not None}
-
-
-def restore_linear(layer: Any, told: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
-    """The opposite of `linear_state`; the states are written to in place, so they are copies."""
-    layer.conv_kernel_size = dict(enumerate(told["taps"]))
-    layer.has_previous_state = dict(enumerate(told["begun"]))
-    for i in range(layer.number_of_states):
-        conv, recurrent = (kept.get(f"{name}{i}") for name in ("conv", "recurrent"))
-        if conv is not None:
-            layer.conv_states[i], layer.is_conv_states_initialized[i] = conv.clone(), True
-            layer.device, layer.dtype = conv.device, conv.dtype
-        if recurrent is not None:
-            layer.recurrent_states[i], layer.is_recurrent_states_initialized[i] = recurrent.clone(), True
-
-
-class _Hybrid(LinearAttentionLayer):
-    """The state of a linear layer beside keys and values; the second base says which of them are kept."""
-
-    _attention: type[FullLayer] = FullLayer
-
-    def lazy_initialization(self, *states: Tensor, **linear: Any) -> None:
-        """As transformers' own hybrid layers: keys and values come by place, states by name."""
-        if states:
-            self._attention.lazy_initialization(self, *states)  # type: ignore[arg-type]
-        else:
-            LinearAttentionLayer.lazy_initialization(self, **linear)
-
-    def _both(self, name: str, *arguments: Any) -> None:
-        for base in (LinearAttentionLayer, self._attention):
-            getattr(base, name)(self, *arguments)
-
-    def kept_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What a file needs to restore both."""
-        (told, kept), (linear, states) = self._attention.kept_state(self), linear_state(self)  # type: ignore[arg-type]
-        return {**told, **linear}, {**kept, **states}
-
-    def restore(self, told: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
-        """The opposite of `kept_state`."""
-        self._attention.restore(self, told, kept)  # type: ignore[arg-type]
-        restore_linear(self, told, kept)
-
-    def reset(self) -> None:
-        """Both empty."""
-        self._both("reset")
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Both reordered."""
-        self._both("reorder_cache", beam_idx)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Both taken back."""
-        self._both("crop", tokens_to_remove)
-
-    def offload(self) -> None:
-        """Both to the CPU."""
-        self._both("offload")
-
-    def prefetch(self) -> None:
-        """Both back."""
-        self._both("prefetch")
-
-
-class HybridLayer(_Hybrid, FullLayer):
-    """A linear layer's state and every token of an attention beside it."""
-
-    is_compileable = False
-
-    def __init__(self, number_of_states: int = 1, *, stored: torch.dtype | None = None, **_: Any) -> None:
-        FullLayer.__init__(self, stored=stored)
-        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
-
-
-class HybridWindowLayer(_Hybrid, WindowLayer):
-    """A linear layer's state and a window."""
-
-    is_compileable = False
-    _attention = WindowLayer
-
-    def __init__(
-        self, sliding_window: int, number_of_states: int = 1, *, stored: torch.dtype | None = None, **_: Any
-    ) -> None:
-        WindowLayer.__init__(self, sliding_window, stored=stored)
-        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
-
-
-LAYERS: dict[str, type] = {
-    "full_attention": FullLayer,
-    "sliding_attention": WindowLayer,
-    "chunked_attention": WindowLayer,
-    "hybrid": HybridLayer,
-    "hybrid_sliding": HybridWindowLayer,
-}
-"""Ours by transformers' names for kinds of layers; the others (linear states, indexed keys) stay transformers' own."""

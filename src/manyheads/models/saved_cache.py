@@ -160,7 +160,7 @@ def _stored(cache: Any) -> str:
 
 def _stock_state(layer: Any) -> Any:
     """How to save a layer that stays transformers' own: states of linear layers, and layers that hold nothing."""
-    from manyheads.models.hf_layers import linear_state
+    from manyheads.models.hf_hybrid import linear_state
 
     if type(layer).__name__ == "DummyLayer":
         return lambda: ({}, {})
@@ -168,7 +168,7 @@ def _stock_state(layer: Any) -> Any:
 
 
 def _restore_stock(layer: Any, told: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
-    from manyheads.models.hf_layers import restore_linear
+    from manyheads.models.hf_hybrid import restore_linear
 
     if hasattr(layer, "conv_states"):
         restore_linear(layer, told, kept)
