@@ -12,6 +12,7 @@ import torch
 from manyheads.cost.dtypes import dtype as storage
 from manyheads.cost.formulas import int8_part_bytes
 from manyheads.errors import ManyheadsError
+from manyheads.quoting import shown
 
 __all__ = ["DTYPES", "Floor", "Shape", "floor"]
 
@@ -32,7 +33,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ManyheadsError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+            raise ManyheadsError(f"dtype {shown(self.dtype)} is not one of {', '.join(DTYPES)}")
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise ManyheadsError(
                 f"{self.heads} query heads cannot share {self.kv_heads} KV heads evenly; valid: a divisor of {self.heads}"

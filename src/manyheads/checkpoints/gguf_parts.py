@@ -55,7 +55,7 @@ def _join(parts: list[GGUFHeader], count: int) -> GGUFHeader:
     tensors: dict[str, TensorInfo] = {}
     for number, part in enumerate(parts):
         if part.metadata.get("split.count") != count or part.metadata.get("split.no") != number:
-            found = f"split.no {shown(part.metadata.get('split.no'))}, split.count {part.metadata.get('split.count')!r}"
+            found = f"split.no {shown(part.metadata.get('split.no'))}, split.count {shown(part.metadata.get('split.count'))}"
             raise CheckpointError(f"{shown_path(part.path)}: says {found}; expected {number} and {count}")
         for tensor in part.tensors:
             if tensor.name in tensors:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
-from manyheads.quoting import shown_path
+from manyheads.quoting import shown, shown_path
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.safetensors_header import Header
@@ -80,7 +80,9 @@ def fetch_header(repo_id: str, revision: str | None = None) -> Header:
         checked = tensors_of(entries, where=f"{where}: {file}", data_bytes=None)
         twice = next((name for name in checked if name in tensors), None)
         if twice is not None:
-            raise CheckpointError(f"{where}: tensor {twice!r} is in two shards, {file} the second; it must be in one")
+            raise CheckpointError(
+                f"{where}: tensor {shown(twice)} is in two shards, {file} the second; it must be in one"
+            )
         tensors.update(checked)
     return Header(tensors, metadata, repo_id, files)
 
@@ -155,9 +157,12 @@ def _reason(error: Exception, revision: str | None) -> str:
     told = (
         (errors.GatedRepoError, "is gated: accept its terms on the hub, then log in (`hf auth login`)"),
         (errors.RepositoryNotFoundError, "the hub has no such model, or it is private and needs `hf auth login`"),
-        (errors.RevisionNotFoundError, f"the model has no revision {at!r}; expected a branch, a tag or a commit"),
+        (errors.RevisionNotFoundError, f"the model has no revision {shown(at)}; expected a branch, a tag or a commit"),
         (errors.NotASafetensorsRepoError, "the model has no .safetensors files; its config.json alone can be priced"),
-        (errors.EntryNotFoundError, f"the model has no {_CONFIG_NAME} at revision {at!r}, so there is nothing to read"),
+        (
+            errors.EntryNotFoundError,
+            f"the model has no {_CONFIG_NAME} at revision {shown(at)}, so there is nothing to read",
+        ),
         (errors.HFValidationError, "is not a hub id; expected org/name"),
     )
     for kind, words in told:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads.checkpoints.config import ModelConfig, read_config
 from manyheads.checkpoints.locate import Located, locate
 from manyheads.errors import CheckpointError
-from manyheads.quoting import few, shown_path
+from manyheads.quoting import few, shown_name, shown_path
 from manyheads.spec.stack import StackSpec
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def open_model(model: str | os.PathLike[str], *, revision: str | None = None, as
         raise CheckpointError(f"a model is named by a string or a path, found {type(model).__name__}")
     found = locate(os.fspath(model))
     if revision is not None and found.kind != "hub":
-        raise CheckpointError(f"a revision ({revision}) belongs to a hub id; {found.text} is a {found.kind}")
+        raise CheckpointError(
+            f"a revision ({shown_name(revision)}) belongs to a hub id; {shown_path(found.text)} is a {found.kind}"
+        )
     if found.kind == "spec":
         return _from_words(found.text)
     if found.kind == "census":

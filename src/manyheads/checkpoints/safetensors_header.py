@@ -110,7 +110,7 @@ def _read_raw_header(start: bytes, size: int, read: Any, where: str) -> bytes:
     if len(raw) < length:
         raise CheckpointError(f"{where}: became shorter while it was read ({len(raw)} of {length} header bytes)")
     if raw[:1] != b"{":
-        raise CheckpointError(f"{where}: the safetensors header begins with {raw[:1]!r}, not with '{{'")
+        raise CheckpointError(f"{where}: the safetensors header begins with {shown(raw[:1])}, not with '{{'")
     return raw
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_output, add_seed, emit, ending, need, progress, timed
 from manyheads.errors import ManyheadsError
+from manyheads.quoting import shown
 
 if TYPE_CHECKING:
     from manyheads.bench.tables import Measured
@@ -88,7 +89,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(",")) if text else ()
     for name in found:
         if name not in _DTYPES:
-            raise ManyheadsError(f"--dtypes {name!r} is not one of {', '.join(_DTYPES)}")
+            raise ManyheadsError(f"--dtypes {shown(name)} is not one of {', '.join(_DTYPES)}")
     return found
 
 

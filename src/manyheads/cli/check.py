@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.common import UsageError, add_json, add_output, add_seed, emit, need, progress
 from manyheads.errors import CheckpointError
+from manyheads.quoting import shown
 
 if TYPE_CHECKING:
     from manyheads.report import Report
@@ -92,7 +93,7 @@ def _target(text: str) -> tuple[str, str]:
         raise UsageError("check: name a function as FILE.py:FUNCTION, or ask for --list")
     file, _, function = text.rpartition(":")
     if not file or os.sep in function or function.endswith(".py"):
-        raise UsageError(f"check: {text!r} names no function; FILE.py:FUNCTION would be valid")
+        raise UsageError(f"check: {shown(text)} names no function; FILE.py:FUNCTION would be valid")
     if not os.path.isfile(file):
         kind = "is a folder" if os.path.isdir(file) else "does not exist"
         raise CheckpointError(f"{file} {kind}; the path of a Python file would be valid")
@@ -105,7 +106,7 @@ def _wanted(options: argparse.Namespace) -> dict[str, Any]:
         try:
             tolerance = float(options.tolerance)
         except ValueError:
-            raise UsageError(f"--tolerance {options.tolerance!r} is not a number; 1e-3 would be valid") from None
+            raise UsageError(f"--tolerance {shown(options.tolerance)} is not a number; 1e-3 would be valid") from None
     from manyheads.check.features import check_words
 
     features = [*_split(options.no), *_split(options.require)]
@@ -124,7 +125,7 @@ def _names(words: list[str]) -> dict[str, str]:
     for word in _split(words):
         role, _, name = word.partition("=")
         if not role or not name.isidentifier():
-            raise UsageError(f"--names {word!r} is not ROLE=NAME; q=query,k=key,v=value would be valid")
+            raise UsageError(f"--names {shown(word)} is not ROLE=NAME; q=query,k=key,v=value would be valid")
         names[role] = name
     return names
 
@@ -139,7 +140,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        raise UsageError(f"--timeout {text!r} is not a number of seconds above 0; 20 would be valid")
+        raise UsageError(f"--timeout {shown(text)} is not a number of seconds above 0; 20 would be valid")
     return seconds
 
 

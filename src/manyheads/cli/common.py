@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.quoting import one_line
+from manyheads.quoting import one_line, shown
 
 if TYPE_CHECKING:
     from manyheads.report import Report
@@ -89,7 +89,7 @@ def add_least_effect(parser: argparse.ArgumentParser) -> None:
 def _seed(text: str) -> int:
     """What every generator of random numbers takes: torch's, numpy's and Python's."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) >= 1 << 32:
-        raise ManyheadsError(f"--seed {text[:40]!r} is not a whole number from 0 to {(1 << 32) - 1:,}")
+        raise ManyheadsError(f"--seed {shown(text[:40])} is not a whole number from 0 to {(1 << 32) - 1:,}")
     return int(text)
 
 

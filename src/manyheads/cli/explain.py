@@ -8,6 +8,7 @@ from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_output, emit, need
 from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
+from manyheads.quoting import shown
 
 __all__ = ["configure", "run"]
 
@@ -35,9 +36,13 @@ def run(options: argparse.Namespace) -> int:
     context = quantities.contexts(options.context)[-1]
     batch = quantities.positive("--batch", options.batch, 2**20)
     if options.dtype and options.dtype not in _DTYPES:
-        raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(_DTYPES)}")
+        raise ManyheadsError(f"--dtype {shown(options.dtype)} is not one of {', '.join(_DTYPES)}")
     if options.cache_dtype not in _CACHE_DTYPES:
-        raise ManyheadsError(f"--cache-dtype {options.cache_dtype!r} is not one of {', '.join(_CACHE_DTYPES)}")
+        raise ManyheadsError(f"--cache-dtype {shown(options.cache_dtype)} is not one of {', '.join(_CACHE_DTYPES)}")
+    if options.output is not None:
+        from manyheads.report.files import check_target
+
+        check_target(options.output)
     checkpoint = open_model(options.model, revision=options.revision, assume=options.assume)
     for package in ("torch", "transformers"):
         need(package, to="ask its attention functions")

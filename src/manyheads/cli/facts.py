@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.common import UsageError, add_json, add_output, emit, progress, write_stdout
+from manyheads.quoting import shown
 
 if TYPE_CHECKING:
     from manyheads.facts.arithmetic import Outcome
@@ -84,7 +85,7 @@ def _table_named(name: str) -> QuotedTable:
         if table.key == name.lower():
             return table
     near = ", ".join(nearest_keys(name, among=[table.key for table in tables()]))
-    raise UsageError(f"facts: there is no table {name!r} among {len(tables())}; the nearest are {near}")
+    raise UsageError(f"facts: there is no table {shown(name)} among {len(tables())}; the nearest are {near}")
 
 
 def _matching(words: Sequence[str]) -> tuple[Entry, ...]:
@@ -110,7 +111,9 @@ def _explain_nothing(options: argparse.Namespace) -> None:
     alone = [f"{word} {len(search(word))}" for word in options.words] if len(options.words) > 1 else []
     counts = f" (entries with one word alone: {', '.join(alone)})" if alone else ""
     asked = " ".join(options.words)
-    progress(f"nothing{verdict} holds {asked!r}{counts}; 'manyheads facts' lists the topics, fewer words find more")
+    progress(
+        f"nothing{verdict} holds {shown(asked)}{counts}; 'manyheads facts' lists the topics, fewer words find more"
+    )
 
 
 def _cite(found: tuple[Entry, ...], options: argparse.Namespace) -> int:
@@ -192,7 +195,7 @@ def _listing(found: tuple[Entry, ...], options: argparse.Namespace) -> Report:
 
     columns = (Column("key"), Column("verdict or kind"), Column("claim → what is right"))
     rows = tuple((entry.key, _kind(entry), _summary(entry)) for entry in found)
-    holding = f" that hold {' '.join(options.words)!r}" if options.words else ""
+    holding = f" that hold {shown(' '.join(options.words))}" if options.words else ""
     verdict = f" with the verdict {options.verdict}" if options.verdict else ""
     return Report(
         title=f"{len(found)} entries{verdict}{holding}",

@@ -20,6 +20,7 @@ from manyheads.cli.common import (
 )
 from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
+from manyheads.quoting import shown
 
 __all__ = ["configure", "run"]
 
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     least_effect = quantities.share("--least-effect", options.least_effect)
     threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
     if options.dtype not in DTYPES:
-        raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
+        raise ManyheadsError(f"--dtype {shown(options.dtype)} is not one of {', '.join(DTYPES)}")
     if options.conllu and not options.roles:
         raise UsageError("--conllu is for roles, and --no-roles asks for none")
     _check_target(options.output)
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     from manyheads.heads.overview_tables import as_csv, report
 
     if options.importance not in IMPORTANCE:
-        raise ManyheadsError(f"--importance {options.importance!r} is not one of {', '.join(IMPORTANCE)}")
+        raise ManyheadsError(f"--importance {shown(options.importance)} is not one of {', '.join(IMPORTANCE)}")
     request = Request(
         model, reading, bos=options.bos, head=options.head, roles=options.roles, conllu=options.conllu,
         least_effect=least_effect, importance=options.importance, revision=options.revision, assume=options.assume,

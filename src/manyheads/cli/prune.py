@@ -8,6 +8,7 @@ from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_seed, emit, need, timed
 from manyheads.cli.cost import add_model
 from manyheads.errors import ManyheadsError
+from manyheads.quoting import shown
 
 __all__ = ["configure", "run"]
 
@@ -99,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     from manyheads.heads.pruning_tables import report
 
     if options.by not in METHODS[:-1]:
-        raise ManyheadsError(f"--by {options.by!r} is not one of {', '.join(METHODS[:-1])}")
+        raise ManyheadsError(f"--by {shown(options.by)} is not one of {', '.join(METHODS[:-1])}")
     _check_form(options.form)
     request = Request(
         model, reading, heads=options.heads, budget=options.budget, method=GATES if options.gates else options.by,
@@ -119,7 +120,9 @@ def _penalty(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        raise ManyheadsError(f"--gates {text!r} is not a cost of a head in nats; valid: a number above 0, such as 0.01")
+        raise ManyheadsError(
+            f"--gates {shown(text)} is not a cost of a head in nats; valid: a number above 0, such as 0.01"
+        )
     return value
 
 
@@ -127,4 +130,4 @@ def _check_form(form: str) -> None:
     from manyheads.checkpoints.pruned import FORMS
 
     if form not in ("auto", *FORMS):
-        raise ManyheadsError(f"--form {form!r} is not one of auto, {', '.join(FORMS)}")
+        raise ManyheadsError(f"--form {shown(form)} is not one of auto, {', '.join(FORMS)}")

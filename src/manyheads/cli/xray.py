@@ -11,7 +11,7 @@ from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_least_effect, add_seed, emit, need, progress, timed
 from manyheads.cli.cost import add_model
 from manyheads.errors import CheckpointError, ManyheadsError
-from manyheads.quoting import shown_path
+from manyheads.quoting import shown, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     least_effect = quantities.share("--least-effect", options.least_effect)
     contexts = tuple(quantities.contexts(options.context)) if options.context else ()
     if options.dtype not in DTYPES:
-        raise ManyheadsError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
+        raise ManyheadsError(f"--dtype {shown(options.dtype)} is not one of {', '.join(DTYPES)}")
     targets = _targets(options.output)
     reading = read_text(options.text) if options.text else shipped_text()
     sentences = read_conllu(options.conllu) if options.conllu else None
@@ -101,9 +101,13 @@ def _targets(folder: str) -> tuple[str, str]:
     """Where the two files go, checked before the work: a file of those names that is no x-ray is not overwritten."""
     if folder and not os.path.isdir(folder):
         kind = "is not a folder" if os.path.lexists(folder) else "does not exist"
-        raise ManyheadsError(f"--output {folder}: {kind}; valid: a folder that exists, for {HTML_NAME} and {JSON_NAME}")
+        raise ManyheadsError(
+            f"--output {shown_path(folder)}: {kind}; valid: a folder that exists, for {HTML_NAME} and {JSON_NAME}"
+        )
     if not os.access(folder or os.curdir, os.W_OK | os.X_OK):
-        raise ManyheadsError(f"cannot write into {folder or 'the current folder'}; --output FOLDER names another")
+        raise ManyheadsError(
+            f"cannot write into {shown_path(folder) if folder else 'the current folder'}; --output FOLDER names another"
+        )
     from manyheads.report.files import check_target
     from manyheads.report.html import GENERATOR
 
@@ -112,7 +116,7 @@ def _targets(folder: str) -> tuple[str, str]:
         check_target(path)
         if os.path.lexists(path) and not _starts_with(path, sign):
             raise ManyheadsError(
-                f"{path} is not an earlier x-ray and stays as it is; --output FOLDER names another place"
+                f"{shown_path(path)} is not an earlier x-ray and stays as it is; --output FOLDER names another place"
             )
     return os.path.join(folder, JSON_NAME), os.path.join(folder, HTML_NAME)
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 from math import isfinite
 
 from manyheads.errors import ManyheadsError
+from manyheads.quoting import shown
 
 __all__ = ["Outcome", "SumError", "check", "evaluate", "grouped"]
 
@@ -59,11 +60,11 @@ def evaluate(expression: str, names: Mapping[str, Fraction | int] | None = None)
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise SumError(f"{expression!r} is not arithmetic; valid: numbers and names with + - * / // **") from None
+        raise SumError(f"{shown(expression)} is not arithmetic; valid: numbers and names with + - * / // **") from None
     try:
         return _value(tree.body, names or {})
     except ZeroDivisionError:
-        raise SumError(f"{expression!r} divides by zero") from None
+        raise SumError(f"{shown(expression)} divides by zero") from None
 
 
 def _value(node: ast.expr, names: Mapping[str, Fraction | int]) -> Fraction:
@@ -83,7 +84,7 @@ def _value(node: ast.expr, names: Mapping[str, Fraction | int]) -> Fraction:
         case ast.Call(func=ast.Name(id="min" | "max" as which), args=[first, second], keywords=[]):
             pick: Callable[[Fraction, Fraction], Fraction] = min if which == "min" else max
             return pick(_value(first, names), _value(second, names))
-    raise SumError(f"{ast.unparse(node)!r} is not arithmetic; valid: numbers, {', '.join(names) or 'no names'}")
+    raise SumError(f"{shown(ast.unparse(node))} is not arithmetic; valid: numbers, {', '.join(names) or 'no names'}")
 
 
 def _combined(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction:
@@ -126,7 +127,9 @@ def check(line: str, names: Mapping[str, Fraction | int] | None = None) -> Outco
     label, left, relation, right, unit = _split(line)
     value, stated = evaluate(left, names), evaluate(right)
     if not _holds(value, relation, stated, right):
-        raise SumError(f"{line!r} does not hold: the left side is {_plain(value)}, the right side {_plain(stated)}")
+        raise SumError(
+            f"{shown(line)} does not hold: the left side is {_plain(value)}, the right side {_plain(stated)}"
+        )
     tail = f" {unit}" if unit else ""
     text = f"{grouped(left)} {_SHOWN.get(relation, relation)} {grouped(right)}{tail}"
     return Outcome(label, text, value, unit)
@@ -136,7 +139,7 @@ def _split(line: str) -> tuple[str, str, str, str, str]:
     found = _SUM.match(line)
     right = _RIGHT.match(found["right"]) if found else None
     if found is None or right is None:
-        raise SumError(f"{line!r} is not a sum; valid: 'label: left = right unit' with one of = ~ < > !=")
+        raise SumError(f"{shown(line)} is not a sum; valid: 'label: left = right unit' with one of = ~ < > !=")
     return found["label"] or "", found["left"].strip(), found["relation"], right["value"], right["unit"] or ""
 
 

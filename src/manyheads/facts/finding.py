@@ -10,6 +10,7 @@ from functools import cache
 from manyheads.errors import ManyheadsError
 from manyheads.facts.library import entries, source
 from manyheads.facts.records import Citation, Convention, Entry, Fact, Formula, QuotedTable
+from manyheads.quoting import shown
 
 __all__ = ["UnknownFactError", "entry", "fact", "is_key_like", "nearest_keys", "search"]
 
@@ -26,7 +27,7 @@ class UnknownFactError(ManyheadsError, LookupError):
 
     def __init__(self, key: str) -> None:
         self.nearest = nearest_keys(key)
-        what = f"there is no fact {key!r} among {len(entries())}; the nearest keys are {', '.join(self.nearest)}"
+        what = f"there is no fact {shown(key)} among {len(entries())}; the nearest keys are {', '.join(self.nearest)}"
         super().__init__(f"{what} (manyheads facts WORD searches)")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 
 __all__ = ["GGML_BLOCKS", "GGML_CODES", "block_of", "packed_bytes"]
 
@@ -63,7 +64,7 @@ def block_of(type_name: str) -> tuple[int, int]:
     """
     found = GGML_BLOCKS.get(type_name.upper())
     if found is None:
-        raise SpecError(f"ggml has no type {type_name!r}; it has {', '.join(GGML_BLOCKS)}")
+        raise SpecError(f"ggml has no type {shown(type_name)}; it has {', '.join(GGML_BLOCKS)}")
     return found
 
 

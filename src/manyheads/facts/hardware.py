@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 from manyheads.record import record
 
 __all__ = ["Hardware", "find_hardware", "hardware"]
@@ -69,7 +70,7 @@ def find_hardware(name: str) -> Hardware:
         if wanted in {_plain(spelling) for spelling in (device.name, *device.aliases)}:
             return device
     valid = ", ".join(device.name for device in hardware())
-    raise SpecError(f"no hardware is called {name!r}; valid names are {valid}")
+    raise SpecError(f"no hardware is called {shown(name)}; valid names are {valid}")
 
 
 def _plain(name: str) -> str:

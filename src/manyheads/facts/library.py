@@ -12,6 +12,7 @@ from typing import Any
 
 from manyheads.errors import ManyheadsError
 from manyheads.facts.records import Citation, Convention, Entry, Fact, Formula, QuotedTable, Source
+from manyheads.quoting import shown
 
 __all__ = ["conventions", "entries", "facts", "formulas", "glossary", "source", "sources", "tables"]
 
@@ -110,7 +111,7 @@ def source(key: str) -> Source:
 
         known = [record.key for record in sources()]
         near = get_close_matches(key.lower(), known, n=3, cutoff=0.3) or known[:3]
-        raise ManyheadsError(f"there is no source {key!r} among {len(known)}; the nearest are {', '.join(near)}")
+        raise ManyheadsError(f"there is no source {shown(key)} among {len(known)}; the nearest are {', '.join(near)}")
     return found
 
 

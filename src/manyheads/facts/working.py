@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from manyheads.facts.arithmetic import Outcome, SumError, check, evaluate
 from manyheads.facts.records import Convention, Entry, Formula
+from manyheads.quoting import shown
 
 __all__ = ["outcomes", "run_formula"]
 
@@ -42,7 +43,7 @@ def run_formula(formula: Formula, letters: Mapping[str, int | Fraction]) -> Frac
 def _example(formula: Formula, line: str) -> Outcome:
     found = _EXAMPLE.match(line)
     if found is None:
-        raise SumError(f"{line!r} is not an example; valid: 'label: letter=value, ... = value unit'")
+        raise SumError(f"{shown(line)} is not an example; valid: 'label: letter=value, ... = value unit'")
     letters: dict[str, int | Fraction] = {}
     for given in found["given"].split(", "):
         letter, _, value = given.partition("=")

@@ -24,6 +24,7 @@ from manyheads.heads.replacing import METHODS, Replacing
 from manyheads.heads.scores import Importance
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
+from manyheads.quoting import shown
 
 __all__ = ["METHODS", "UNITS", "Removal", "ablation", "removal_curve", "without"]
 
@@ -63,7 +64,7 @@ def ablation(
     """
     began = time.perf_counter()
     if unit not in UNITS:
-        raise ManyheadsError(f"unit={unit!r} is not one of {', '.join(map(repr, UNITS))}")
+        raise ManyheadsError(f"unit={shown(unit)} is not one of {', '.join(map(repr, UNITS))}")
     given = as_batches(model, batches)
     with Removing(model, given, how, metric, positions=positions, means=means, reuse=reuse).open() as run:
         jobs = _jobs(run.places, heads, unit)

@@ -159,7 +159,7 @@ def _within(stage: str, kinds: Mapping[str, set[int]]) -> dict[str, str]:
 def padded(sequences: Sequence[Sequence[int]], *, pad: int, side: str = "right") -> dict[str, Tensor]:
     """input_ids and attention_mask of sequences of different lengths; `pad` fills `side`, "left" or "right"."""
     if side not in ("left", "right"):
-        raise ManyheadsError(f"side {side!r} is not left or right")
+        raise ManyheadsError(f"side {shown(side)} is not left or right")
     longest = max((len(one) for one in sequences), default=0)
     ids = torch.full((len(sequences), longest), pad)
     real = torch.zeros_like(ids)

@@ -26,6 +26,7 @@ from manyheads.heads.metrics import Metric
 from manyheads.heads.pace import Pace
 from manyheads.heads.plan import main_stage, now_held, stage_name, units
 from manyheads.heads.prune import Described, describe, mask
+from manyheads.quoting import shown
 
 __all__ = [
     "Choice",
@@ -83,7 +84,9 @@ def budget_heads(text: str, total: int, *, least: int = 1, most: int = 0, what: 
     """
     found = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,6}))?\s*(%?)", text.strip())
     if found is None or (found[2] and not found[3]):
-        raise ManyheadsError(f"--budget {text!r} is not a number of heads; valid: 12, or a share of them such as 20%")
+        raise ManyheadsError(
+            f"--budget {shown(text)} is not a number of heads; valid: 12, or a share of them such as 20%"
+        )
     if not found[3]:
         heads = int(found[1])
     else:
@@ -92,7 +95,7 @@ def budget_heads(text: str, total: int, *, least: int = 1, most: int = 0, what: 
     if not least <= heads <= (most or total - 1):
         more = f"{'' if what == 'heads' else f' in {what}'}: one of each layer stays" if most else ""
         raise ManyheadsError(
-            f"--budget {text!r} is {heads} of {total} heads; expected from {least} to {most or total - 1}{more}"
+            f"--budget {shown(text)} is {heads} of {total} heads; expected from {least} to {most or total - 1}{more}"
         )
     return heads
 

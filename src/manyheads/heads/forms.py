@@ -17,6 +17,7 @@ from manyheads.checkpoints.config import NotUnderstoodError, read_config, text_p
 from manyheads.checkpoints.pruned import FORMS, KEY, Pruning, attention_at, places, shrunk
 from manyheads.errors import CheckpointError, ConversionError, ManyheadsError
 from manyheads.heads.plan import Plan, cannot_shrink
+from manyheads.quoting import shown
 from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.kv import State
 from manyheads.spec.stack import StackSpec
@@ -73,7 +74,7 @@ def choose_form(plan: Plan, settings: Mapping[str, Any], *, asked: str = AUTO, s
     Raises ConversionError where the one asked for cannot be, saying why and what can.
     """
     if asked not in (AUTO, *FORMS):
-        raise ManyheadsError(f"form {asked!r} is not one of {AUTO}, {', '.join(FORMS)}")
+        raise ManyheadsError(f"form {shown(asked)} is not one of {AUTO}, {', '.join(FORMS)}")
     plain = {key: value for key, value in settings.items() if key not in (KEY, "_name_or_path")}
     stated = stated_stack(settings, source=source)
     if asked == "compact":

@@ -33,6 +33,7 @@ from manyheads.heads.places import Place, Placing, table
 from manyheads.heads.scores import Importance
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
+from manyheads.quoting import shown
 
 __all__ = ["QUADRANTS", "Convergence", "Gates", "gated", "quadrants", "train_gates"]
 
@@ -168,7 +169,7 @@ def _check(model: Any, *, penalty: float, steps: int, rate: float, weight_rate: 
             f"steps {steps}: a whole number of at least {_LEAST_STEPS} is needed to tell whether gates have come to rest"
         )
     if per not in ("head", "group"):
-        raise ManyheadsError(f"per={per!r} is not one of 'head', 'group'")
+        raise ManyheadsError(f"per={shown(per)} is not one of 'head', 'group'")
     if weight_rate and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ManyheadsError(
             f"weight_rate is {weight_rate} and no parameter of the model asks for a gradient; set requires_grad on those "

@@ -25,6 +25,7 @@ from manyheads.heads.places import Place, Placing, select, table
 from manyheads.heads.scores import Importance, rank_correlation
 from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
+from manyheads.quoting import shown
 
 __all__ = ["FIRST_ORDER", "Importance", "asking", "backward", "frozen", "importance", "rank_correlation"]
 
@@ -59,7 +60,7 @@ def importance(
     if method == FIRST_ORDER:
         return _first_order(model, given, metric, heads, mode, say)
     if method not in METHODS:
-        raise ManyheadsError(f"method {method!r} is not one of {FIRST_ORDER}, {', '.join(METHODS)}")
+        raise ManyheadsError(f"method {shown(method)} is not one of {FIRST_ORDER}, {', '.join(METHODS)}")
     return ablation(model, given, how=method, metric=metric, heads=heads, say=say)
 
 

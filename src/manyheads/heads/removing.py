@@ -25,6 +25,7 @@ from manyheads.heads.replacing import METHODS, POSITIONS, Means, Outputs, Replac
 from manyheads.heads.replay import Replay, replaying
 from manyheads.models.door import opened
 from manyheads.models.door_attentions import find_attentions
+from manyheads.quoting import shown
 
 __all__ = ["Job", "Removal", "Removing", "mean_outputs"]
 
@@ -67,9 +68,9 @@ class Removing:
         means: Mapping[str, Tensor] | None = None, reuse: bool = True,
     ) -> None:  # fmt: skip
         if how not in METHODS:
-            raise ManyheadsError(f"heads cannot be taken away by {how!r}; valid: {', '.join(METHODS)}")
+            raise ManyheadsError(f"heads cannot be taken away by {shown(how)}; valid: {', '.join(METHODS)}")
         if positions not in POSITIONS:
-            raise ManyheadsError(f"positions={positions!r} is not one of {', '.join(map(repr, POSITIONS))}")
+            raise ManyheadsError(f"positions={shown(positions)} is not one of {', '.join(map(repr, POSITIONS))}")
         self._model, self._batches, self._how, self._metric = model, batches, how, metric
         self._gate, self._given = Replacing(positions), means
         self._checked = False

@@ -29,6 +29,7 @@ from manyheads.heads.syntax import DIRECTIONS, LEAST_INSTANCES, RelationScores, 
 from manyheads.heads.text_roles import POSITIONAL_SHARE, WINDOW_TOKENS, WITHOUT, cut, text_roles, unread
 from manyheads.heads.watching import longest_text
 from manyheads.models.scoring import token_ids
+from manyheads.quoting import shown
 from manyheads.report.jsonform import finite
 
 __all__ = ["POSITIONAL_SHARE", "Role", "RoleReport", "roles"]
@@ -96,7 +97,7 @@ class RoleReport:
         one = next((one for one in self.evidence if one.name == name), None)
         if one is None:
             known = ", ".join(one.name for one in self.evidence)
-            raise ManyheadsError(f"{name!r} is no role that was tested; tested: {known}")
+            raise ManyheadsError(f"{shown(name)} is no role that was tested; tested: {known}")
         holding = [role for role in map(one.role, one.ranked()) if role.verdict == HOLDS]
         return tuple(holding[:most] if most else holding)
 

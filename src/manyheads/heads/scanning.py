@@ -10,6 +10,7 @@ from manyheads.errors import BackendError
 from manyheads.heads import rows
 from manyheads.heads.streaming import Scan
 from manyheads.models.door_call import Call
+from manyheads.quoting import shown
 
 __all__ = ["IMPLEMENTATIONS", "choose"]
 
@@ -20,7 +21,7 @@ _MOST_KEYS = 2**24  # positions are floats there
 def choose(implementation: str, call: Call) -> Scan:
     """The scan for this call. Raises BackendError for a name that is not known, and for "compiled" where it cannot be."""
     if implementation not in IMPLEMENTATIONS:
-        raise BackendError(f"implementation {implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}")
+        raise BackendError(f"implementation {shown(implementation)} is not one of {', '.join(IMPLEMENTATIONS)}")
     if implementation == "torch":
         return rows.scan
     why = _not_compiled(call)

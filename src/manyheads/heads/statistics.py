@@ -28,6 +28,7 @@ from manyheads.models.door import Call, opened
 from manyheads.models.door_attentions import find_attentions
 from manyheads.ops.predicates import PerHead, Visible
 from manyheads.ops.request import in_full
+from manyheads.quoting import shown
 
 __all__ = ["MASSES", "HeadStatistics", "KeySet", "Recorder", "statistics"]
 
@@ -116,7 +117,7 @@ class HeadStatistics:
         """One stack of several. Raises ManyheadsError, naming those there are."""
         rows = [row for row, place in enumerate(self.places) if place.stage == stage]
         if not rows:
-            raise ManyheadsError(f"there is no stack {stage!r}; valid: {', '.join(map(repr, self.stages))}")
+            raise ManyheadsError(f"there is no stack {shown(stage)}; valid: {', '.join(map(repr, self.stages))}")
         arrays: dict[str, Any] = {n: getattr(self, n)[rows] for n in (*_PLAIN, "queries", "offsets", "top_offsets")}
         arrays["padded"] = self.padded[rows] if len(self.padded) else self.padded
         named: dict[str, Any] = {n: {key: x[rows] for key, x in getattr(self, n).items()} for n in ("mass", "eligible")}
@@ -192,7 +193,7 @@ class Recorder:
         self._key_sets = dict(key_sets or {})
         taken = [name for name in self._key_sets if name in MASSES]
         if taken:
-            raise ManyheadsError(f"a key set cannot be called {taken[0]!r}: that is one of {', '.join(MASSES)}")
+            raise ManyheadsError(f"a key set cannot be called {shown(taken[0])}: that is one of {', '.join(MASSES)}")
         if reach < 2:
             raise ManyheadsError(f"reach {reach}: distances -1, 0 and 1 are always told apart, so at least 2 is needed")
         self._reach, self._implementation = reach, implementation
@@ -308,7 +309,9 @@ def _marks(
         found = keys(ids) if callable(keys) else torch.isin(ids, torch.as_tensor(keys, device=device).to(ids.dtype))
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ManyheadsError(f"key set {name!r} answered {what}; expected one boolean for each of the ids {shape}")
+            raise ManyheadsError(
+                f"key set {shown(name)} answered {what}; expected one boolean for each of the ids {shape}"
+            )
         members.append(found.bool() & real)
     return torch.stack(members).float()
 

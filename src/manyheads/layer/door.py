@@ -17,6 +17,7 @@ from manyheads.layer.latent import FORMS as LATENT_FORMS
 from manyheads.layer.state import FORMS as STATE_FORMS
 from manyheads.ops.arguments import check_axes, check_dropout, check_shape
 from manyheads.ops.predicates import Padding, Visible
+from manyheads.quoting import shown
 from manyheads.spec import AttentionSpec, Borrowed, Cross, Latent, NoPositions, RelativeBuckets, State, to_text
 
 __all__ = ["Call", "check_cache", "check_tokens", "places", "token_padding"]
@@ -93,16 +94,16 @@ def check_choices(spec: AttentionSpec, *, need_weights: str, backend: str, form:
         ("need_weights", need_weights, WEIGHTS), ("backend", backend, BACKENDS), ("form", form, forms),
     ):  # fmt: skip
         if value not in valid:
-            raise SpecError(f"{name} must be one of {', '.join(valid)} for {to_text(spec)}; found {value!r}")
+            raise SpecError(f"{name} must be one of {', '.join(valid)} for {to_text(spec)}; found {shown(value)}")
     if need_weights != "none" and backend in ("tiled", "sdpa"):
         raise SpecError(
-            f"the {backend} form never holds the weights: need_weights {need_weights!r} needs plain or auto"
+            f"the {backend} form never holds the weights: need_weights {shown(need_weights)} needs plain or auto"
         )
     check_dropout(dropout)
     if isinstance(spec.kv, State) and (need_weights != "none" or dropout or backend != "auto"):
         raise SpecError(
             f"{to_text(spec)} has no softmax: need_weights must be none, dropout 0 and backend auto; "
-            f"found {need_weights!r}, {dropout} and {backend!r}"
+            f"found {shown(need_weights)}, {dropout} and {shown(backend)}"
         )
 
 
@@ -154,7 +155,9 @@ def mask(visible: Visible | Tensor | None, *, batch: int, heads: int, count: int
     if visible is None or isinstance(visible, Visible):
         return visible
     if not isinstance(visible, Tensor):
-        raise SpecError(f"visible must be a predicate of manyheads.ops.masks or a boolean tensor; found {visible!r}")
+        raise SpecError(
+            f"visible must be a predicate of manyheads.ops.masks or a boolean tensor; found {shown(visible)}"
+        )
     if visible.dtype != torch.bool:
         raise SpecError(
             f"visible must be boolean, True = may attend, found {visible.dtype}; an additive mask is a bias"

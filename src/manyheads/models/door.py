@@ -29,6 +29,7 @@ from manyheads.models.door_forms import FORMS, Form, Taken, chosen, form, taken
 from manyheads.models.door_mask import make_mask
 from manyheads.models.door_output import expect, tap, untap
 from manyheads.models.door_padding import filled, unwatch, watch
+from manyheads.quoting import shown
 
 __all__ = ["NAME", "Call", "Door", "Form", "Gate", "Observer", "opened", "register_once", "unregister"]
 
@@ -236,7 +237,9 @@ def register_once() -> None:
     for interface, function in ((AttentionInterface, attend), (AttentionMaskInterface, make_mask)):
         taken = interface._global_mapping.get(NAME, function)
         if taken is not function:
-            raise BackendError(f"transformers' {interface.__name__} has another function called {NAME!r}: {taken!r}")
+            raise BackendError(
+                f"transformers' {interface.__name__} has another function called {shown(NAME)}: {shown(taken)}"
+            )
         interface.register(NAME, function)
 
 

@@ -14,6 +14,7 @@ from manyheads.models.handed import Handed, widened
 from manyheads.ops import arguments, masks, softmax
 from manyheads.ops.predicates import Visible
 from manyheads.ops.request import request
+from manyheads.quoting import shown
 
 __all__ = ["EVERYTHING", "Call", "read_call"]
 
@@ -206,7 +207,7 @@ def _check_keywords(keywords: Mapping[str, Any], where: str) -> None:
             continue
         why = _REFUSED.get(name, "it may change the result, and nothing here knows what it means")
         raise BackendError(
-            f"{where}: the keyword {name!r} ({type(value).__name__}) arrived at the attention function: {why}; known: "
+            f"{where}: the keyword {shown(name)} ({type(value).__name__}) arrived at the attention function: {why}; known: "
             + ", ".join(_CONSUMED)
         )
 

@@ -13,6 +13,7 @@ from manyheads.models.door_call import Call
 from manyheads.models.handed import widened
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.answer import No, Yes
+from manyheads.quoting import shown
 
 __all__ = ["FORMS", "Form", "Taken", "chosen", "form", "pick", "taken"]
 
@@ -34,7 +35,7 @@ class Taken:
         return "; ".join(each.reason if isinstance(each, No) else each for each in self._reasons)
 
     def __repr__(self) -> str:
-        return f"Taken({self.name!r}, {self.reason!r})"
+        return f"Taken({shown(self.name)}, {shown(self.reason)})"
 
 
 def _plain(call: Call) -> Tensor:
@@ -83,7 +84,7 @@ def form(implementation: str | Form | None) -> Form | None:
         return implementation
     found = FORMS.get(implementation)
     if found is None:
-        raise BackendError(f"implementation {implementation!r} is not one of {', '.join(FORMS)}, nor a function")
+        raise BackendError(f"implementation {shown(implementation)} is not one of {', '.join(FORMS)}, nor a function")
     return found
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manyheads.errors import BackendError
 from manyheads.models.door_call import EVERYTHING
+from manyheads.quoting import shown
 
 __all__ = ["make_mask"]
 
@@ -45,7 +46,7 @@ def make_mask(
     said = [name for name, value in unknown.items() if value is not None]
     if said:
         raise BackendError(
-            f"the argument {said[0]!r} arrived at the mask function, and nothing here knows what it means"
+            f"the argument {shown(said[0])} arrived at the mask function, and nothing here knows what it means"
         )
     _check_padding(attention_mask, q_length, kv_length, q_offset, kv_offset)
     last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from manyheads.errors import BackendError
+from manyheads.quoting import shown
 
 __all__ = ["CACHE_DTYPES", "cache", "disable", "enable"]
 
@@ -76,7 +77,7 @@ def cache(model: Any, *, dtype: str = "model") -> Any:
     Raises BackendError for models that bring a cache of their own.
     """
     if dtype not in CACHE_DTYPES:
-        raise BackendError(f"dtype must be one of {', '.join(CACHE_DTYPES)}; found {dtype!r}")
+        raise BackendError(f"dtype must be one of {', '.join(CACHE_DTYPES)}; found {shown(dtype)}")
     from manyheads.models.hf_cache import make_cache
 
     return make_cache(model, dtype)

@@ -26,6 +26,7 @@ from manyheads.models.handed import Packed
 from manyheads.models.latent_seam import Expanded, Latent, seams
 from manyheads.ops.bias import Alibi, alibi_slopes
 from manyheads.ops.masks import causal, everything
+from manyheads.quoting import shown
 from manyheads.report.value import Column, Report, Table
 from manyheads.spec import Alibi as AlibiSpec
 from manyheads.spec import AttentionSpec, Borrowed, Cross, RelativeBuckets, State, to_text
@@ -53,7 +54,7 @@ def explain(checkpoint: Checkpoint, asked: Asked) -> Report:
     """One row for each distinct layer: how it decodes, how it reads a prompt, what keeps its tokens. Raises BackendError."""
     for option, value, valid in (("dtype", asked.dtype, DTYPES), ("cache dtype", asked.cache_dtype, _CACHES)):
         if value not in valid:
-            raise BackendError(f"{option} {value!r} is not one of {', '.join(valid)}")
+            raise BackendError(f"{option} {shown(value)} is not one of {', '.join(valid)}")
     passes, door, seam = _door(checkpoint)
     layers = []
     for stack in checkpoint.stack.stacks:

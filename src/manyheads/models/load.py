@@ -22,7 +22,7 @@ from manyheads.models.beside import check_beside
 from manyheads.models.reading import shipped_text
 from manyheads.models.tokenizer_files import invented
 from manyheads.models.tokenizing import panics_told, tokenized, trial
-from manyheads.quoting import few, shown_path
+from manyheads.quoting import few, shown, shown_name, shown_path
 from manyheads.spec.stack import StackSpec
 
 __all__ = [
@@ -154,7 +154,7 @@ def _device(name: str) -> Any:
         torch.zeros(1, device=place)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise BackendError(
-            f"--device {name}: {first_line(error)}; valid: {DEVICES}, where this machine has it"
+            f"--device {shown_name(name)}: {first_line(error)}; valid: {DEVICES}, where this machine has it"
         ) from None
     if place.type == "meta":
         raise BackendError(f"--device {name}: nothing is computed there; valid: {DEVICES}")
@@ -168,7 +168,7 @@ def _check_fits(stack: StackSpec, dtype: str, place: Any) -> None:
     from manyheads.spec.inventory import weights
 
     if dtype not in DTYPES:
-        raise ManyheadsError(f"--dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+        raise ManyheadsError(f"--dtype {shown(dtype)} is not one of {', '.join(DTYPES)}")
     names = getattr(os, "sysconf_names", {})
     if place.type != "cpu" or "SC_PHYS_PAGES" not in names:
         return

@@ -97,7 +97,7 @@ def load_cache(path: str | os.PathLike[str], model: nn.Module) -> Any:
     metadata = header.metadata
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{where}: no saved cache ({shown(metadata.get('format'))}, expected {FORMAT!r}): save_cache writes one"
+            f"{where}: no saved cache ({shown(metadata.get('format'))}, expected {shown(FORMAT)}): save_cache writes one"
         )
     dtype = str(next(model.parameters()).dtype)
     if metadata.get("model_dtype") != dtype:

@@ -11,6 +11,7 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_positions, check_slopes
 from manyheads.ops.predicates import Grid, grid
+from manyheads.quoting import shown
 from manyheads.spec import check
 
 __all__ = ["Additive", "Alibi", "alibi_bias", "alibi_slopes", "relative_bias", "relative_buckets", "sinusoids"]
@@ -116,7 +117,7 @@ def sinusoids(
     if dim % 2 or dim < 2 or (inclusive and dim < 4):
         raise SpecError(f"sinusoids need an even dim of 2 or more (4 where inclusive), found {dim}")
     if layout not in ("interleaved", "halves"):
-        raise SpecError(f"layout must be interleaved or halves, found {layout!r}")
+        raise SpecError(f"layout must be interleaved or halves, found {shown(layout)}")
     half = dim // 2
     rates = torch.tensor([base ** (-i / (half - inclusive)) for i in range(half)], dtype=torch.float64)
     angles = positions.to(torch.float64)[..., None] * rates.to(positions.device)

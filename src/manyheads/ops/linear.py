@@ -23,6 +23,7 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_scale
 from manyheads.ops.request import in_full, shapes, wide
+from manyheads.quoting import shown
 from manyheads.spec import check
 
 __all__ = ["LinearState", "chunked", "features", "quadratic", "recurrent"]
@@ -52,7 +53,7 @@ def features(x: Tensor, kind: str, weight: Tensor | None = None) -> Tensor:
     elif kind == "relu":
         wider = torch.relu(wider)
     elif kind != "identity":
-        raise SpecError(f"feature map must be one of identity, elu+1, relu, learned; found {kind!r}")
+        raise SpecError(f"feature map must be one of identity, elu+1, relu, learned; found {shown(kind)}")
     return wider.to(x.dtype)
 
 
@@ -308,7 +309,7 @@ def _check(
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise SpecError(f"q, k and v must share one floating dtype; found {q.dtype}, {k.dtype}, {v.dtype}")
     if rule not in RULES:
-        raise SpecError(f"rule must be one of {', '.join(RULES)}; found {rule!r}")
+        raise SpecError(f"rule must be one of {', '.join(RULES)}; found {shown(rule)}")
     if ("gated" in rule) != (decay is not None) or ("delta" in rule) != (beta is not None):
         raise SpecError(
             f"rule {rule} needs {'a' if 'gated' in rule else 'no'} decay and {'a' if 'delta' in rule else 'no'} beta; "

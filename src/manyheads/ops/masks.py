@@ -25,6 +25,7 @@ from manyheads.ops.predicates import (
     Window,
     grid,
 )
+from manyheads.quoting import shown
 from manyheads.spec import masks as spec_masks
 
 __all__ = [
@@ -157,7 +158,9 @@ def materialise(
 
 def _count(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecError(f"{name} must be an integer of {least} or more, found {value!r}; leave it out for no {name}")
+        raise SpecError(
+            f"{name} must be an integer of {least} or more, found {shown(value)}; leave it out for no {name}"
+        )
     return value
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from manyheads.errors import SpecError
 from manyheads.ops.request import wide
+from manyheads.quoting import shown
 from manyheads.spec.norms import Norm
 
 __all__ = ["layer", "normalise", "rms"]
@@ -46,7 +47,7 @@ def _axes(x: Tensor, weight: Tensor | None) -> tuple[int, ...]:
 
 def _scaled(y: Tensor, x: Tensor, weight: Tensor | None, gain: str, bias: Tensor | None) -> Tensor:
     if gain not in ("w", "1+w", "none"):
-        raise SpecError(f"gain must be one of w, 1+w, none; found {gain!r}")
+        raise SpecError(f"gain must be one of w, 1+w, none; found {shown(gain)}")
     if (weight is None) != (gain == "none"):
         raise SpecError(f"gain {gain} {'needs a' if weight is None else 'has no'} weight")
     if weight is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_positions
 from manyheads.ops.request import wide
+from manyheads.quoting import shown
 from manyheads.spec.positions import (
     DynamicScaling,
     LinearScaling,
@@ -55,7 +56,7 @@ def apply(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "halves") -> Tensor
     if 2 * half > x.shape[-1]:
         raise SpecError(f"rope turns {2 * half} elements, but heads have {x.shape[-1]}")
     if layout not in ("halves", "interleaved"):
-        raise SpecError(f"rope layout must be halves or interleaved, found {layout!r}")
+        raise SpecError(f"rope layout must be halves or interleaved, found {shown(layout)}")
     compute = wide(x.dtype)
     cos, sin = (part.to(compute) if part.dim() == 2 else part.to(compute)[:, None] for part in (cos, sin))
     turned = x[..., : 2 * half].to(compute)

@@ -15,6 +15,7 @@ from manyheads.ops import dropout as drop
 from manyheads.ops.bias import Additive
 from manyheads.ops.predicates import Everything, Visible
 from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
+from manyheads.quoting import shown
 
 __all__ = ["STAGES", "attention", "block", "probabilities", "scores"]
 
@@ -82,7 +83,7 @@ def scores(
     then "probabilities" (zeros where a query sees nothing). ONNX Attention's score output, modes 0 to 3.
     """
     if stage not in STAGES:
-        raise SpecError(f"stage must be one of {', '.join(STAGES)}; found {stage!r}")
+        raise SpecError(f"stage must be one of {', '.join(STAGES)}; found {shown(stage)}")
     asked = request(
         q, k, k, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=0.0, offset=offset
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 from manyheads.record import record
 from manyheads.spec import check
 from manyheads.spec.kv import KV, Heads, Latent, State
@@ -58,7 +59,7 @@ class Bias:
     def of(cls, letters: str) -> Bias:
         """The biases named by `letters`, a subset of "qkvo"."""
         if not set(letters) <= set("qkvo") or len(set(letters)) != len(letters):
-            raise SpecError(f"bias must name projections by the letters q, k, v, o, each once; found {letters!r}")
+            raise SpecError(f"bias must name projections by the letters q, k, v, o, each once; found {shown(letters)}")
         return cls(**dict.fromkeys(letters, True))
 
     @property

@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.fold import runs
 from manyheads.spec.stack import MOST_LAYERS, Block, Stack, StackSpec
@@ -41,7 +42,7 @@ def from_json(value: object) -> Described:
     if not isinstance(value, Mapping):
         raise SpecError(f"a description in JSON must be an object, found {short(value)}")
     if value.get("schema") != SCHEMA:
-        raise SpecError(f"schema must be {SCHEMA!r}, found {short(value.get('schema'))}")
+        raise SpecError(f"schema must be {shown(SCHEMA)}, found {short(value.get('schema'))}")
     found: Described = _read_object(
         {key: item for key, item in value.items() if key != "schema"}, get_args(Described), ""
     )

@@ -107,7 +107,7 @@ class Reader:
     def expect(self, token: str, where: str) -> None:
         """Move over `token`, or raise."""
         if not self.accept(token):
-            raise self.error(f"expected {token!r} {where}")
+            raise self.error(f"expected {shown(token)} {where}")
 
     def place(self) -> int:
         """Place in the text of the next word, counted from 1."""
@@ -147,7 +147,7 @@ class Reader:
         items: list[tuple[str, Value, int]] = []
         while not self.accept(end):
             if items:
-                self.expect(",", f"or {end!r}")
+                self.expect(",", f"or {shown(end)}")
             place = self.place()
             key = self.name("the name of an option") if self.peek(1) == "=" else ""
             if key:

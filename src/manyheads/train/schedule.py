@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 
 __all__ = ["inverse_square_root"]
 
@@ -15,5 +16,5 @@ def inverse_square_root(step: int, *, d_model: int, warmup: int) -> float:
     """
     for name, value, least in (("step", step, 0), ("d_model", d_model, 1), ("warmup", warmup, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise SpecError(f"{name} must be an integer of {least} or more, found {value!r}")
+            raise SpecError(f"{name} must be an integer of {least} or more, found {shown(value)}")
     return d_model**-0.5 * (min(step**-0.5, step * warmup**-1.5) if step else 0.0)

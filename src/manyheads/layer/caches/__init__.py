@@ -11,6 +11,7 @@ from manyheads.layer.caches.quantised import QuantisedCache
 from manyheads.layer.caches.state import StateCache
 from manyheads.layer.caches.static import StaticCache
 from manyheads.layer.caches.window import WindowCache
+from manyheads.quoting import shown
 from manyheads.spec import AttentionSpec, Borrowed, Latent, State, to_text
 
 __all__ = [
@@ -47,7 +48,7 @@ def cache_for(
     Raises SpecError for layers that keep nothing: two-sided masks, and layers that borrow.
     """
     if kind not in KINDS:
-        raise SpecError(f"cache kind must be one of {', '.join(KINDS)}; found {kind!r}")
+        raise SpecError(f"cache kind must be one of {', '.join(KINDS)}; found {shown(kind)}")
     if (capacity is not None) != (kind == "static"):
         found = "none" if capacity is None else str(capacity)
         raise SpecError(f"capacity is for static caches and only they need one; found {found} for a {kind} cache")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.quoting import shown
 from manyheads.spec import AttentionSpec, Cross, Heads, Latent, to_text
 from manyheads.spec.masks import Band, Bidirectional
 
@@ -58,9 +59,9 @@ class Cache:
         self, spec: AttentionSpec, *, batch: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
-            raise SpecError(f"a cache's batch must be an integer of 0 or more, found {batch!r}")
+            raise SpecError(f"a cache's batch must be an integer of 0 or more, found {shown(batch)}")
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise SpecError(f"a cache's dtype must be a floating one, as the layer computes in; found {dtype!r}")
+            raise SpecError(f"a cache's dtype must be a floating one, as the layer computes in; found {shown(dtype)}")
         self.spec = spec
         self.batch = batch
         self.dtype = dtype
@@ -142,7 +143,9 @@ class Cache:
         """`tokens` as crop takes it, checked: how many to keep."""
         length = self.length
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not -length <= tokens <= length:
-            raise SpecError(f"crop must lie in [-{length}, {length}], as {length} tokens are held; found {tokens!r}")
+            raise SpecError(
+                f"crop must lie in [-{length}, {length}], as {length} tokens are held; found {shown(tokens)}"
+            )
         return tokens if tokens >= 0 else length + tokens
 
     def _check(self, keys: Tensor, values: Tensor) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from manyheads.cost.layer import cache_elements
 from manyheads.errors import SpecError
 from manyheads.layer.caches.base import FAR, Cache, Kept, copied, part_shapes, refuse_two_sided, rows
+from manyheads.quoting import shown
 from manyheads.spec import AttentionSpec, Cross, to_text
 
 __all__ = ["StaticCache"]
@@ -33,7 +34,7 @@ class StaticCache(Cache):
         if isinstance(spec.source, Cross):
             raise SpecError(f"{to_text(spec)} projects its memory once and keeps that: use a growing cache")
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise SpecError(f"a static cache needs a capacity of 1 token or more, found {capacity!r}")
+            raise SpecError(f"a static cache needs a capacity of 1 token or more, found {shown(capacity)}")
         self.capacity = capacity
         # zeros: what is not visible is multiplied by zero, and must be finite
         self._keys, self._values = (
