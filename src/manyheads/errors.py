@@ -21,9 +21,9 @@ _LONGEST_MESSAGE = 1000
 class ManyheadsError(Exception):
     """Base of every error that manyheads raises on purpose; the command line prints it as one line, exit status 2."""
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: object = "") -> None:
         """Whatever a message quotes, it stays one line, and nothing in it moves a terminal."""
-        super().__init__(one_line(message, _LONGEST_MESSAGE))
+        super().__init__(one_line(str(message), _LONGEST_MESSAGE))
 
 
 class SpecError(ManyheadsError, ValueError):

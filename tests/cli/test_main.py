@@ -150,6 +150,14 @@ def test_what_the_system_refuses_is_no_bug(verb, capsys, error: Exception, said:
     assert len(line) < 500
 
 
+def test_a_panic_of_a_library_in_rust_is_one_line(verb, capsys) -> None:
+    verb(raising(type("PanicException", (BaseException,), {})("no entry found for key")))
+    assert main(["try"]) == 2
+    assert (
+        one_error_line(capsys) == "manyheads: a library that reads a file of the model broke: no entry found for key\n"
+    )
+
+
 def test_a_current_folder_that_was_removed_is_said_to_be(tmp_path, python) -> None:
     (tmp_path / "gone").mkdir()
     script = (

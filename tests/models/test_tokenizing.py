@@ -48,9 +48,13 @@ def write(folder: Path, **parts: Any) -> Path:
     return folder
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 BROKEN = {
     "a missing token of a template": ({"post_processor": template("<gone>", "A", known={})}, "breaks: no entry found"),
     "a fixed length of 0": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "breaks: chunk size must be non-zero"),
+    "an empty prepend": (
+        {"normalizer": {"type": "Prepend", "prepend": ""}, "pre_tokenizer": BYTES}, "breaks: index out of bounds",
+    ),
     "an endless expression": (
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "([a-z ]+)+$"}, "behavior": "Isolated", "invert": False}},
         "breaks: Onig",

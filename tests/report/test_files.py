@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.errors import ManyheadsError
+from manyheads.errors import CheckpointError, ManyheadsError
 from manyheads.report import files
-from manyheads.report.files import check_target, write_whole
+from manyheads.report.files import check_target, file_appearing, folder_appearing, write_all, write_whole
 
 
 def test_text_and_bytes_arrive(tmp_path) -> None:
@@ -161,3 +161,52 @@ def test_who_looks_meanwhile_sees_one_file_or_the_other(tmp_path) -> None:
     looker.join(timeout=30)
     assert seen
     assert seen <= set(versions)
+
+
+def test_several_files_appear_together_or_none_does(tmp_path, monkeypatch) -> None:
+    (tmp_path / "a").write_text("old")
+    write_all({tmp_path / "a": "new", tmp_path / "b": b"new"})
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["new", "new"]
+    with pytest.raises(ManyheadsError, match="does not exist"):
+        write_all({tmp_path / "a": "newer", tmp_path / "none" / "b": "newer"})
+    assert (tmp_path / "a").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_a_file_that_is_filled_bit_by_bit(tmp_path) -> None:
+    with file_appearing(tmp_path / "a") as file:
+        file.write(b"one ")
+        assert "a" not in os.listdir(tmp_path)
+        file.write(b"two")
+    assert (tmp_path / "a").read_bytes() == b"one two"
+    with pytest.raises(ZeroDivisionError), file_appearing(tmp_path / "a") as file:
+        file.write(b"three" * (1 // 0))
+    assert (tmp_path / "a").read_bytes() == b"one two"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["d" * 200] * 30)], ids=["long", "deep"])
+def test_a_name_too_long_for_the_system_is_refused(tmp_path, name: str) -> None:
+    with pytest.raises(ManyheadsError, match="File name too long; a shorter one would be valid") as raised:
+        check_target(tmp_path / name)
+    assert len(str(raised.value)) < 400
+
+
+def test_a_folder_appears_whole_or_leaves_nothing(tmp_path) -> None:
+    target = tmp_path / "deep" / "er" / "model"
+
+    def broken(part: Path) -> None:
+        (part / "a").write_text("a")
+        raise CheckpointError(f"{part / 'a'}: broken")
+
+    with pytest.raises(CheckpointError) as raised, folder_appearing(target) as part:
+        broken(part)
+    assert str(raised.value) == f"{target / 'a'}: broken"
+    assert os.listdir(tmp_path) == []
+    with folder_appearing(target) as part:
+        (part / "a").write_text("a")
+        assert not target.exists()
+    assert os.listdir(target.parent) == ["model"]
+    assert (target / "a").read_text() == "a"
+    (tmp_path / "plain").mkdir()
+    assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -131,6 +131,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return _PIPE_CLOSED
     except Exception as error:  # noqa: BLE001 the last door: a person sees one line, never a traceback
         return _complain(_message(error, words), words)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of libraries in Rust: no Exception in Python
+            raise
+        return _complain(f"a library that reads a file of the model broke: {error}", words)
 
 
 def _dispatch(words: list[str]) -> int:
