@@ -14,6 +14,7 @@ from manyheads.layer import door, heads, latent, parameters, placing, state
 from manyheads.layer.caches import Cache, Kept, StateCache
 from manyheads.layer.core import Core
 from manyheads.ops.predicates import Visible
+from manyheads.ops.request import as_autocast
 from manyheads.spec import AttentionSpec, Borrowed, Cross, DynamicScaling, Heads, LongRopeScaling, Rope, State, to_text
 
 __all__ = ["Attention"]
@@ -158,8 +159,8 @@ class Attention(nn.Module):
             dropout=call.dropout,
         )
         if isinstance(spec.kv, Heads):
-            q = heads.queries(self, x, turned)
-            mixed = core(q, kept.keys, kept.values, scale=spec.scale, visible=seen, offset=place.offset)
+            q, k, v = as_autocast(heads.queries(self, x, turned), kept.keys, kept.values)
+            mixed = core(q, k, v, scale=spec.scale, visible=seen, offset=place.offset)
         else:
             mixed = latent.attend(self, x, kept, core, turned=turned, visible=seen, place=place, form=call.form)
         return mixed, core.weights

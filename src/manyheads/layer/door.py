@@ -119,7 +119,8 @@ def check_cache(spec: AttentionSpec, x: Tensor, cache: Cache) -> None:
     if cache.batch != x.shape[0]:
         raise SpecError(f"the cache holds {cache.batch} sequences, x has {x.shape[0]}; reorder drops or repeats rows")
     wide_state = isinstance(cache, StateCache) and cache.dtype.itemsize >= x.dtype.itemsize
-    if cache.device != x.device or (cache.dtype != x.dtype and not wide_state):
+    cast = torch.is_autocast_enabled(x.device.type)  # then the layer's products have another dtype than x, too
+    if cache.device != x.device or (cache.dtype != x.dtype and not wide_state and not cast):
         raise SpecError(f"{described(cache)} does not fit x in {x.dtype} on {x.device}")
 
 

@@ -13,7 +13,7 @@ from manyheads.errors import BackendError, ManyheadsError, SpecError
 from manyheads.models.handed import Handed, widened
 from manyheads.ops import arguments, masks, softmax
 from manyheads.ops.predicates import Visible
-from manyheads.ops.request import request
+from manyheads.ops.request import as_autocast, request
 from manyheads.quoting import shown
 
 __all__ = ["EVERYTHING", "Call", "read_call"]
@@ -156,8 +156,7 @@ def read_call(
     where = path or type(module).__name__
     _check_keywords(keywords, where)
     scaling = keywords.get("scaling")
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = _autocast(q, k, v)
+    q, k, v = _as_autocast(q, k, v)
     q = q.expand(k.shape[0], -1, -1, -1) if q.shape[0] == 1 else q  # learned queries serve every sequence
     visible, bias = _mask(module, q, k, mask, keywords, where)
     extra = keywords.get("position_bias")
@@ -195,10 +194,13 @@ def _recorded() -> Iterable[str]:
     return found or ()
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _as_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """In the type of autocast, to which torch's own attention casts too: a model's rotation leaves q and k in float32."""
-    dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(x if isinstance(x, Handed) else x.to(dtype) for x in tensors)
+    if not torch.is_autocast_enabled(q.device.type):
+        return q, k, v
+    (q,) = as_autocast(q)
+    k, v = (x.looking(q.dtype) if isinstance(x, Handed) else as_autocast(x)[0] for x in (k, v))
+    return q, k, v
 
 
 def _check_keywords(keywords: Mapping[str, Any], where: str) -> None:

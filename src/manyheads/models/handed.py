@@ -32,6 +32,10 @@ class Handed(torch.Tensor):
         """The tensor itself."""
         raise NotImplementedError
 
+    def looking(self, dtype: torch.dtype) -> Handed:
+        """The same, to look like a tensor of another dtype."""
+        raise NotImplementedError
+
     def __repr__(self, **_: object) -> str:
         return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}: {self.what})"
 
@@ -73,6 +77,10 @@ class Packed(Handed):
     def widened(self) -> Tensor:
         """numbers · scales, turned back, in the dtype that it looks like."""
         return _unpacked(self.numbers, self.scales, self.dtype, is_turned=self.is_turned)
+
+    def looking(self, dtype: torch.dtype) -> Packed:
+        """The same numbers, of another dtype."""
+        return Packed(self.numbers, self.scales, dtype, is_turned=self.is_turned)
 
 
 def widened(x: Any) -> Any:

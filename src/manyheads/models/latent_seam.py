@@ -119,19 +119,23 @@ class Expanded(Handed):
     part: int
 
     @staticmethod
-    def __new__(cls: type, latent: Latent, part: int, width: int) -> Expanded:
-        """`part` 0: keys, 1: values."""
+    def __new__(cls: type, latent: Latent, part: int, width: int, dtype: torch.dtype) -> Expanded:
+        """`part` 0: keys, 1: values; `dtype`: what it is to look like."""
         (b, _, s, _), module = latent.latent.shape, latent.module
         heads = _weights(module)[0].shape[0]
         made: Any = torch.Tensor._make_wrapper_subclass(
-            cls, (b, heads, s, width), dtype=latent.latent.dtype, device=latent.latent.device
+            cls, (b, heads, s, width), dtype=dtype, device=latent.latent.device
         )
         made.latent, made.part = latent, part
         return made
 
     def widened(self) -> Tensor:
         """As the model makes them."""
-        return self.latent.heads()[self.part]
+        return self.latent.heads()[self.part].to(self.dtype)
+
+    def looking(self, dtype: torch.dtype) -> Expanded:
+        """The same heads, of another dtype."""
+        return Expanded(self.latent, self.part, self.shape[3], dtype)
 
 
 def latent_of(call: Call) -> Latent | None:
@@ -204,8 +208,8 @@ def _expand_lazily(self: Any, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, T
         return type(self).expand_kv(self, widened(kv_nope), widened(k_rot))
     latent = Latent(self, kv_nope, k_rot)
     return (
-        Expanded(latent, 0, self.qk_nope_head_dim + self.qk_rope_head_dim),
-        Expanded(latent, 1, self.v_head_dim),
+        Expanded(latent, 0, self.qk_nope_head_dim + self.qk_rope_head_dim, kv_nope.dtype),
+        Expanded(latent, 1, self.v_head_dim, kv_nope.dtype),
     )  # type: ignore[return-value]
 
 

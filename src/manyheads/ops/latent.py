@@ -17,6 +17,7 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.ops import softmax
 from manyheads.ops.masks import Visible
+from manyheads.ops.request import as_autocast
 
 __all__ = ["absorbed", "expand", "expanded"]
 
@@ -43,7 +44,8 @@ def expanded(
     """
     _check(q_nope, q_rope, latent, k_rope, w_k_up, w_v_up)
     k, v = expand(latent, k_rope, w_k_up, w_v_up)
-    return form(torch.cat((q_nope, q_rope), -1), k, v, scale=scale, visible=visible, offset=offset)
+    q, k, v = as_autocast(torch.cat((q_nope, q_rope), -1), k, v)
+    return form(q, k, v, scale=scale, visible=visible, offset=offset)
 
 
 def expand(latent: Tensor, k_rope: Tensor, w_k_up: Tensor, w_v_up: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,8 +71,8 @@ def absorbed(
     """The same function as `expanded` without making keys or values: multi-query attention over the latent itself."""
     _check(q_nope, q_rope, latent, k_rope, w_k_up, w_v_up)
     q = torch.cat((torch.einsum("bhtd,hdc->bhtc", q_nope, w_k_up), q_rope), -1)
-    k = torch.cat((latent, k_rope), -1)[:, None]
-    mixed = form(q, k, latent[:, None], scale=scale, visible=visible, offset=offset)
+    q, k, v = as_autocast(q, torch.cat((latent, k_rope), -1)[:, None], latent[:, None])
+    mixed = form(q, k, v, scale=scale, visible=visible, offset=offset)
     return torch.einsum("bhtc,hvc->bhtv", mixed, w_v_up)
 
 

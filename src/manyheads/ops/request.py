@@ -14,7 +14,7 @@ from manyheads.ops.bias import Additive
 from manyheads.ops.masks import dense
 from manyheads.ops.predicates import Everything, Grid, Visible, grid
 
-__all__ = ["Request", "group", "in_full", "pairs", "ranked", "request", "shapes", "ungroup", "wide"]
+__all__ = ["Request", "as_autocast", "group", "in_full", "pairs", "ranked", "request", "shapes", "ungroup", "wide"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +40,18 @@ def in_full(x: Tensor) -> AbstractContextManager[object]:
     kind = x.device.type
     on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if on else nullcontext()
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """In the type of autocast where that is on, to which torch's own attention casts what it is given; else as they are.
+
+    float64 stays float64, as there. What leaves a product is in that type already and what leaves a rotation or a norm is not.
+    """
+    kind = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
 def group(x: Tensor, kv_heads: int) -> Tensor:

@@ -148,7 +148,10 @@ class Cache:
             )
         return tokens if tokens >= 0 else length + tokens
 
-    def _check(self, keys: Tensor, values: Tensor) -> None:
+    def _fitting(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values in the dtype that is kept, to which they are cast under autocast alone. Raises where they do not fit."""
+        if torch.is_autocast_enabled(self.device.type):
+            keys, values = keys.to(self.dtype), values.to(self.dtype)
         for name, tensor, (heads, width) in zip(
             ("keys", "values"), (keys, values), part_shapes(self.spec), strict=True
         ):
@@ -159,6 +162,7 @@ class Cache:
                 raise SpecError(
                     f"the cache holds {self.dtype} on {self.device}; found {name} in {tensor.dtype} on {tensor.device}"
                 )
+        return keys, values
 
     def __repr__(self) -> str:
         return (

@@ -36,7 +36,7 @@ class GrowingCache(Cache):
         keep: Tensor | None = None,  # noqa: ARG002 - it forgets nothing
     ) -> Kept:
         """Take in t new tokens and return all; see `Cache`."""
-        self._check(keys, values)
+        keys, values = self._fitting(keys, values)
         self._append_positions(positions, keys.shape[2])
         self._write(keys, values)
         self._length += keys.shape[2]

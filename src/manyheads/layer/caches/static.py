@@ -52,7 +52,7 @@ class StaticCache(Cache):
         keep: Tensor | None = None,  # noqa: ARG002 - it forgets nothing
     ) -> Kept:
         """Take in t new tokens and return all slots; see `Cache`. Raises where they do not fit (compiled: asserts)."""
-        self._check(keys, values)
+        keys, values = self._fitting(keys, values)
         count = keys.shape[2]
         self._check_room(count)
         slots = self._held + torch.arange(count, device=self.device)

@@ -42,7 +42,7 @@ class WindowCache(Cache):
         self, keys: Tensor, values: Tensor, *, positions: Tensor | None = None, keep: Tensor | None = None
     ) -> Kept:
         """Take in t new tokens; returns the ring, or for more than one token what is in flight; see `Cache`."""
-        self._check(keys, values)
+        keys, values = self._fitting(keys, values)
         if self._rows is None and (positions is not None or keep is not None):
             gone = Rows.dropped(self._oldest, keep, batch=self.batch, device=self.device)
             self._rows = Rows(torch.where(self._order() < self._oldest, -1, self._order()), gone)
