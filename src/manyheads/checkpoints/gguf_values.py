@@ -21,7 +21,7 @@ _LONGEST_KEPT_TEXT = 4096  # bytes; chat templates and licences are longer
 _MOST_KEPT = 2**20  # bytes of arrays together
 _MAX_ARRAY_DEPTH = 4
 _MOST_INNER_ARRAYS = 2**16  # llama.cpp's own reader takes no arrays of arrays at all
-_MOST_STRINGS = 2**23  # the largest vocabularies have 262,144 tokens and twice as many merges
+_MOST_STRINGS = 2**21  # the largest vocabularies have 262,144 tokens and twice as many merges
 _LONGEST_NAME = 2**16 - 1  # of a key, as the format says; tensors' are shorter
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
