@@ -1,8 +1,8 @@
 """What the loss rises by without each head, told apart from chance as far as a budget goes.
 
 1. To first order, for all heads on all windows (`heads.expected`): cheap, and poor alone.
-2. Every head is taken out for real on two short windows, one of either half of the text. That says how far first order is off.
-3. Those that promise most are taken out on whole windows, all on the same ones, each window with and without the head. The mean is
+2. Every head is taken out for real on two short windows, one of either half of the text: first order misses what is curved.
+3. Those that promise most by either are taken out on whole windows, all on the same ones, each window with and without the head. The mean is
    that of the first-order estimates over all windows, corrected by what was measured (`heads.two_phase`).
 4. Benjamini and Hochberg over all heads. A head that was given up on is a test that failed: to stop for want of promise
    can only make a verdict rarer, so choosing on the same text is no bias.
@@ -44,7 +44,7 @@ class Budget:
     begun, but at least `least` heads are taken out, on `least_rounds` windows."""
 
     most: int = 32
-    rounds: int = 10
+    rounds: int = 8
     seconds: float = SECONDS
     least: int = 8
     least_rounds: int = 4
@@ -167,12 +167,23 @@ class _Work:
             )
             for number in range(len(self._short)):
                 self._on_short[number] = self._taken(run, number, chosen, done=number, of=len(self._short))
-        found = two_phase(
-            self._estimates, np.nan_to_num(self._on_short), range(len(self._windows), len(self._estimates))
-        )  # fmt: skip
-        errors = np.maximum(found.errors, np.nanmedian(found.errors[chosen]) if len(self._short) > 1 else 0)
-        promise = np.where(errors > 0, found.means / np.where(errors > 0, errors, 1), found.means)
-        return sorted(chosen, key=lambda at: -promise[at])[: self.budget.most]
+        return self._promising(chosen)
+
+    def _promising(self, screened: Sequence[int]) -> list[int]:
+        """The heads to measure, by turns: two that first order is surest of, and the one that short windows put highest. The two
+        see different heads: what is curved is nothing to the slope, and a short window is noise for what costs little."""
+        many = len(self._windows)
+        rough, errors = self._estimates[:many].mean(0), self._estimates[:many].std(0, ddof=1)
+        sure = rough / np.where(errors > 0, np.maximum(errors, np.median(errors) / 2), 1.0)
+        high = rough + (self._on_short - self._estimates[many:]).mean(0)
+        by_slope, by_short = (sorted(screened, key=lambda at: -table[at]) for table in (sure, high))
+        picked: dict[int, None] = {}
+        for turn in range(3 * len(screened)):
+            source = by_short if self._first is None or turn % 3 == 2 else by_slope
+            picked[next(at for at in source if at not in picked)] = None
+            if len(picked) == min(self.budget.most, len(screened)):
+                break
+        return list(picked)
 
     def measure(self, chosen: Sequence[int]) -> None:
         """Takes heads out on whole windows, the same for all of them. `chosen`: the most promising first."""
@@ -261,17 +272,33 @@ class _Work:
         )  # fmt: skip
 
     def _by_half(self, *, known: bool) -> np.ndarray:
-        """From either half of the text alone: its first-order mean, and how far that is off where heads were taken out there."""
-        texts, many = self._texts, len(self._windows)
-        measured = np.vstack((self._on_whole, self._on_short))
-        used = [*range(len(self._on_whole)), *range(many, len(self._estimates))]
-        halves = np.array([*texts.halves, *texts.short_halves])
-        found = []
+        """From either half of the text alone: its first-order mean, corrected by whole windows where heads were taken out on
+        them, else by the short one, as far as the short windows of the two halves agree (Kelley's shrinkage)."""
+        texts, many, found = self._texts, len(self._windows), []
+        halves, short_halves = np.array(texts.halves), np.array(texts.short_halves)
+        on_short = self._on_short - self._estimates[many:]
+        on_whole = self._on_whole - self._estimates[: len(self._on_whole)]
+        trust = _agreement(on_short[short_halves == 0], on_short[short_halves == 1]) if known else 1.0
         for half in (0, 1):
-            mine = [row for row, at in enumerate(used) if halves[at] == half]
-            apart = measured[mine] - self._estimates[[used[row] for row in mine]]
-            there = ~np.isnan(apart)
-            off = np.where(there, apart, 0).sum(0) / np.maximum(there.sum(0), 1)
-            rough = self._estimates[:many][halves[:many] == half].mean(0)
-            found.append(rough + off if known else np.where(there.any(0), off, np.nan))
+            whole, short = on_whole[halves[: len(on_whole)] == half], on_short[short_halves == half]
+            off = np.where(np.isnan(_mean(whole)), trust * _mean(short), _mean(whole))
+            rough = self._estimates[:many][halves == half].mean(0)
+            found.append(rough + np.nan_to_num(off) if known else off)
         return np.array(found)
+
+
+def _mean(rows: np.ndarray) -> np.ndarray:
+    """(columns,): NaN where a column has nothing."""
+    there = ~np.isnan(rows)
+    count = there.sum(0)
+    found: np.ndarray = np.where(count > 0, np.where(there, rows, 0.0).sum(0) / np.maximum(count, 1), np.nan)
+    return found
+
+
+def _agreement(one: np.ndarray, other: np.ndarray) -> float:
+    """The correlation of two measurements of the same heads, 0 where it is below or cannot be had."""
+    a, b = _mean(one), _mean(other)
+    both = ~np.isnan(a) & ~np.isnan(b)
+    if both.sum() < 3 or not a[both].std() or not b[both].std():
+        return 0.0
+    return max(float(np.corrcoef(a[both], b[both])[0, 1]), 0.0)

@@ -30,13 +30,13 @@ def matter_table(own: Data, labels: Mapping[str, str]) -> Table:
     rows = tuple(
         (
             _short(row["head"]), labels.get(row["head"]) or "-", f"{row['loss_without']:+.4f}", _interval(row["loss_low"], row["loss_high"]),
-            "yes" if row["told_apart"] else "no", *([_signed(row["expected"])] if row["expected"] is not None else []),
+            *([_signed(row["expected"])] if row["expected"] is not None else []),
         )
         for row in shown
     )  # fmt: skip
     columns = (
         Column("head"), Column("role"), Column(f"{_loss(own)} without it", "right"), Column("95% interval", "right"),
-        Column("told apart from 0"), *([Column("to first order", "right")] if own["first_order_seconds"] is not None else []),
+        *([Column("to first order", "right")] if own["first_order_seconds"] is not None else []),
     )  # fmt: skip
     return Table(MATTER, columns, rows, tuple(_notes(own, apart, len(apart) - _SHOWN)))
 

@@ -33,6 +33,8 @@ HALVES = ("the first half of the text", "the second half")
 _LEAST_WINDOWS = 8
 _LEAST_WINDOW = 16
 _BEGINNING = 32
+_SHORTEST = 4
+_BEGINNINGS = 6
 _WAYS = ("zero", "mean")
 _SHARE = 0.01
 
@@ -41,7 +43,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Text:
-    """Windows of either half of the text, and batches of them: all, the beginnings of one of each half, and of eight."""
+    """Windows of either half of the text, and batches of them: all, the beginnings of one of each half, and of six."""
 
     rows: tuple[list[list[int]], list[list[int]]]
     texts: Texts
@@ -96,8 +98,8 @@ def _text(run: Running, judge: Objective, room: int) -> _Text:
     halves = (run.ids[: len(run.ids) // 2], run.ids[len(run.ids) // 2 :])
     rows = tuple(_spread(_windows(half, room=room)) for half in halves)
     turns = [(half, row) for pair in zip(*rows, strict=True) for half, row in enumerate(pair)]
-    short = [(half, rows[half][-1][: max(len(rows[half][-1]) // 2, 2)]) for half in (0, 1)]
-    begin = [(half, row[:_BEGINNING]) for half, row in turns[:_LEAST_WINDOWS]]
+    short = [(half, rows[half][-1][: max(len(rows[half][-1]) // 4, _SHORTEST)]) for half in (0, 1)]
+    begin = [(half, row[:_BEGINNING]) for half, row in turns[:_BEGINNINGS]]
     made = judge.batches(row for _, row in (*turns, *short, *begin))
     one, two = len(turns), len(turns) + len(short)
     texts = Texts(made[:one], [half for half, _ in turns], made[one:two], [half for half, _ in short])
