@@ -101,6 +101,20 @@ def test_measured_on_every_window_it_is_plain_ablation() -> None:
     assert found.by_half[1] == pytest.approx([float(by_half[1, head.layer, head.head]) for head in found.heads])
 
 
+def test_an_order_keeps_what_is_uncertain_and_what_slopes_depend_on() -> None:
+    """By hand of what first order says on each window of a half: mean + 2 s/sqrt(n), and the mean sizes of both slopes."""
+    model, given = build("gpt2", dtype=torch.float64), texts()
+    found = effects(model, given, budget=Budget(most=1, rounds=2, seconds=0.0, least=1, least_rounds=2))
+    first = expected(model, as_batches(model, [*given.windows, *given.short]))
+    rises, slopes = (table[:WINDOWS:2].flatten(1) for table in (first.rises, first.slopes))
+    alone = [at for at in range(12) if not found.screened[at] and not found.windows[at]]
+    assert len(alone) == 12 - 2
+    bound = rises.mean(0) + 2 * rises.std(0) / (WINDOWS / 2) ** 0.5
+    assert found.cost(0, "mean")[alone] == pytest.approx(bound[alone].numpy(), abs=1e-12)
+    size = rises.abs().mean(0) + slopes.mean(0)
+    assert found.cost(0, "zero")[alone] == pytest.approx(size[alone].numpy(), abs=1e-12)
+
+
 def drifting(model, given: Texts):
     """A loss that is lowest for the whole model: 1 plus how far its logits are off."""
     with torch.no_grad():

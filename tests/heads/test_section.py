@@ -165,11 +165,25 @@ def test_heads_are_ordered_on_the_other_half_and_the_first_position_counts() -> 
     from manyheads.heads.first_position import AtFirst
 
     heads = tuple(Head(0, n) for n in range(3))
-    found = SimpleNamespace(heads=heads, by_half=np.array([[1.0, 2.0, 3.0], [9.0, 8.0, 7.0]]))
+    costs = np.array([[1.0, 2.0, 3.0], [9.0, 8.0, 7.0]])
+    found = SimpleNamespace(heads=heads, cost=lambda half, how: costs[half] * (1 if how == "mean" else -1))
     text = SimpleNamespace(rows=([[0] * 128], [[0] * 128]))
-    assert room._orders(found, (), text) == [[heads[2], heads[1], heads[0]], [heads[0], heads[1], heads[2]]]
-    first = (AtFirst(heads[2], 0.0, 0.0, 0.0, 0.0, (0.0, 4.4)), AtFirst(heads[0], 0.0, 0.0, 0.0, 0.0, (8.4, 0.0)))
-    assert room._orders(found, first, text) == [[heads[1], heads[2], heads[0]], [heads[1], heads[2], heads[0]]]
+    assert room._order(found, (), text, half=0, how="mean") == [heads[0], heads[1], heads[2]]
+    assert room._order(found, (), text, half=1, how="mean") == [heads[2], heads[1], heads[0]]
+    assert room._order(found, (), text, half=0, how="zero") == [heads[2], heads[1], heads[0]]
+    first = (AtFirst(heads[2], 0.0, 0.0, 0.0, 0.0, (0.0, -4.4)), AtFirst(heads[0], 0.0, 0.0, 0.0, 0.0, (8.4, 0.0)))
+    assert room._order(found, first, text, half=0, how="mean") == [heads[1], heads[2], heads[0]]
+    assert room._order(found, first, text, half=1, how="mean") == [heads[1], heads[2], heads[0]]
+
+
+def test_heads_go_on_a_half_in_the_order_of_the_other(made, monkeypatch) -> None:
+    from manyheads.heads import section_importance as room
+
+    asked: list[tuple[int, str]] = []
+    own = room._order
+    monkeypatch.setattr(room, "_order", lambda *a, half, how: asked.append((half, how)) or own(*a, half=half, how=how))
+    made("llama", tokens=160)
+    assert asked == [(1, "zero"), (1, "mean"), (0, "zero"), (0, "mean")]
 
 
 def test_every_head_is_measured_where_there_are_few_or_all_are_asked_for(made) -> None:

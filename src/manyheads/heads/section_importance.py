@@ -82,7 +82,7 @@ def weighed(run: Running, *, every: bool, seconds: float, say: Say) -> dict[str,
     )  # fmt: skip
     told = _told(found, text, budget, every=every) | judge.as_json()
     told["first_position"] = _told_first(first, text)
-    told["removable"] = _removable(run, _orders(found, first, text), text.judging, judge=judge, pace=pace)
+    told["removable"] = _removable(run, found, first, text, judge=judge, pace=pace)
     return told
 
 
@@ -126,34 +126,28 @@ def _spread(rows: list[list[int]]) -> list[list[int]]:
     return [rows[n] for n in sorted(range(len(rows)), key=lambda n: int(f"{n:0{digits}b}"[::-1], 2))]
 
 
-def _orders(found: Effects, first: Sequence[AtFirst], text: _Text) -> list[list[Head]]:
-    """Least important first, for judging on either half by what the other half says; with what the first position costs."""
+def _order(found: Effects, first: Sequence[AtFirst], text: _Text, *, half: int, how: str) -> list[Head]:
+    """Least important first, by what one half of the text says; with what the first position costs where that was measured."""
     tokens = len(text.rows[0][0])
-    extra = {one.head: one.by_half for one in first}
-    orders = []
-    for other in (1, 0):
-        cost = {
-            head: loss + extra.get(head, (0.0, 0.0))[other] * min(_BEGINNING, tokens) / tokens
-            for head, loss in zip(found.heads, found.by_half[other].tolist(), strict=True)
-        }
-        orders.append(sorted(found.heads, key=lambda head: (np.isnan(cost[head]), cost[head])))
-    return orders
+    extra = {one.head: abs(one.by_half[half]) * min(_BEGINNING, tokens) / tokens for one in first}
+    cost = dict(zip(found.heads, found.cost(half, how).tolist(), strict=True))
+    return sorted(found.heads, key=lambda head: cost[head] + extra.get(head, 0.0))
 
 
 def _removable(
-    run: Running, orders: Sequence[Sequence[Head]], halves: Sequence[Sequence[Batch]], *, judge: Objective, pace: Pace
+    run: Running, found: Effects, first: Sequence[AtFirst], text: _Text, *, judge: Objective, pace: Pace
 ) -> dict[str, Any]:  # fmt: skip
-    """How many heads of `orders[i]`, which comes from the other half, can go on `halves[i]`."""
+    """How many heads can go on either half, in an order that comes from the other."""
     if judge.name == DRIFT:
         why = "it has no language head, so it is judged by the drift of its output, and 1% more than a drift of 0 is 0"
         return {"reason": why, "texts": []}
     rows = []
-    for number, half in enumerate(halves):
+    for number, half in enumerate(text.judging):
         for how in _WAYS:
             pace.say(f"taking heads out until the loss is {_SHARE:.0%} higher: {HALVES[number]}, {how}")
             one = removable(
-                run.loaded.model, half, orders[number], how=how, share=_SHARE, metric=judge.metric, seed=run.seed,
-                say=pace.passing(),
+                run.loaded.model, half, _order(found, first, text, half=1 - number, how=how), how=how, share=_SHARE,
+                metric=judge.metric, seed=run.seed, say=pace.passing(),
             )  # fmt: skip
             rows.append(
                 {
