@@ -77,6 +77,7 @@ def test_every_wrong_example_is_in_the_table() -> None:
     assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] == list(WEAK)
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "weak.py",
+        "wrong_module.py",
         "right.py",
         "right_numpy.py",
         "right_module.py",
@@ -160,13 +161,48 @@ def test_right_numpy_py_passes_what_it_takes() -> None:
     assert {"mask-heads", "empty-row", "window", "group-order", "strides", "float16-overflow"} <= set(passing(subject))
 
 
-def test_right_module_py_passes_what_it_takes() -> None:
-    subject = example("right_module.py", "heads_of_module")
-    assert (subject.adapter.layout, subject.adapter.packed) == ("btd", True)
-    assert failing(subject) == []
-    assert {"values", "scale", "causal", "causal-values", "future", "batch", "gradients-causal"} <= set(
-        passing(subject)
-    )
+def test_right_module_py_passes_all_that_can_be_asked_of_a_module() -> None:
+    subject = example("right_module.py", "MultiHeadAttention")
+    never = {"onnx", "value-width", "bias", "window", "scale", "softcap", "sinks"}
+    assert set(subject.adapter.lacks) == never
+    asked = [case.name for case in CASES if not set(case.needs) & never]
+    asked.remove("heads-refused")  # its heads may have a width of their own
+    assert passing(subject) == asked
+    assert {"cache-steps", "projected-cross", "projected-gradients", "wide-heads", "dropout-off"} <= set(asked)
+
+
+# class of wrong_module.py: (the fault as it is named, the checks of projections that it fails)
+WRONG_MODULES = {
+    "CutWithoutTranspose": ("heads cut without transpose", ["projected", "projected-mean", "projected-biases"]),
+    "JoinedWithoutTranspose": ("heads joined without transpose", ["projected", "projected-mean", "projected-biases"]),
+    "NoOutputProjection": (
+        "W_o missing", ["projected", "projected-one-token", "projected-mean", "projected-biases"],
+    ),
+    "ScaledByModelWidth": ("scale by d_model", ["projected", "projected-biases"]),
+    "CopiedLine": (
+        "values projected with W_k", ["projected", "projected-one-token", "projected-mean", "projected-biases"],
+    ),
+}  # fmt: skip
+
+
+def test_every_class_of_wrong_module_py_is_in_the_table() -> None:
+    tree = ast.parse((EXAMPLES / "wrong_module.py").read_text())
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert classes == ["MultiHeadAttention", *WRONG_MODULES]
+    assert failing(example("wrong_module.py", "MultiHeadAttention")) == []
+
+
+@pytest.mark.parametrize("name", WRONG_MODULES)
+def test_a_mistake_of_a_module_is_caught_and_named(name: str) -> None:
+    cause, expected = WRONG_MODULES[name]
+    asked = [case.name for case in CASES if case.suite == "projections"]
+    found = {
+        check: outcome.finding
+        for check, outcome in outcomes(example("wrong_module.py", name), *asked).items()
+        if outcome.status == "fail"
+    }
+    assert list(found) == expected
+    assert {finding.cause for finding in found.values()} == {cause}
 
 
 def ours(q, k, v, *, visible=None, bias=None, softcap=None, sinks=None, scale=None, return_weights=False):

@@ -249,6 +249,34 @@ def test_classes_that_cannot_be_taken_say_why_in_one_line(tmp_path, text, messag
     assert "\n" not in str(error.value)
 
 
+def test_rotary_positions_are_refused_and_not_called_wrong(tmp_path) -> None:
+    (tmp_path / "rotary.py").write_text(
+        """
+import torch
+from torch import nn
+
+class Rotary(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.h, self.qkv, self.o = n_heads, nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def turn(self, x):
+        half = x.shape[-1] // 2
+        angle = torch.arange(x.shape[2])[:, None] * 10_000.0 ** (-torch.arange(half) / half)
+        a, b = x[..., :half], x[..., half : 2 * half]
+        turned = (a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos(), x[..., 2 * half :])
+        return torch.cat(turned, -1).to(x)
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (self.h, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        out = nn.functional.scaled_dot_product_attention(self.turn(q), self.turn(k), v, is_causal=True)
+        return self.o(out.transpose(1, 2).flatten(2))
+"""
+    )
+    with pytest.raises(ManyheadsError, match="depends on where tokens stand"):
+        named(str(tmp_path / "rotary.py"), "Rotary")
+
+
 # what is said
 
 

@@ -20,6 +20,7 @@ ABOUT = {
     "scale by keys": "values", "scale by heads": "values", "softmax missing": "values", "weights transposed": "values",
     "first key/value head": "group-values", "causal inverted": "causal-values", "causal inverted, NaN": "causal-values",
     "causal inverted, mean": "causal-values", "causal or mask": "causal-mask", "window inverted": "window",
+    "scale after softmax": "values", "weights not normalised": "values", "mask times infinity": "mask-values",
     "softmax twice": "values", "sigmoid for softmax": "values", "keys viewed, not transposed": "values",
     "lengths one more": "padding", "lengths one less": "padding", "sinks overflow": "sinks-large", "lengths tiled over heads": "padding", "padding of queries": "padding",
     "scale ignored": "explicit-scale", "scaled twice": "explicit-scale",

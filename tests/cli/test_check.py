@@ -92,6 +92,23 @@ def test_what_is_weak_is_a_remark_and_a_fault_where_it_is_required(capsys) -> No
     assert graded["bfloat16"][1]["demand"] == "bfloat16"
 
 
+def test_a_module_is_made_and_its_weights_are_told(capsys) -> None:
+    status, out, _ = run(capsys, f"{EXAMPLES}/wrong_module.py:NoOutputProjection", "--only", "projections")
+    text = flat(out)
+    assert status == 1
+    assert "what a class, made for each size by trying" in text
+    assert "made with num_heads (heads), d_model (d_model)" in text or "d_model (d_model), num_heads (heads)" in text
+    assert "W_q.weight: W_q, (h d) m" in text
+    assert "why the heads are joined and returned: the output projection W_o is missing" in text
+    assert "module = NoOutputProjection(d_model=" in text
+    status, out, _ = run(capsys, f"{EXAMPLES}/right_module.py:MultiHeadAttention", "--only", "projected", "--json")
+    data = json.loads(out)
+    assert (status, data["taken"]["kind"], data["taken"]["cache"]) == (0, "class", "passed")
+    assert data["taken"]["slots"][0] == {
+        "name": "W_q.weight", "role": "q", "pattern": "(h d) m", "is_bias": False, "each_head": False,
+    }  # fmt: skip
+
+
 def test_what_is_told_is_taken(capsys) -> None:
     status, out, _ = run(
         capsys, f"{EXAMPLES}/weak.py:nan_on_empty_rows", "--only", "mask", "--mask", "blocked", "--no", "bias", "--layout", "bhtd",

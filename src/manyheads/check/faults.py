@@ -25,6 +25,7 @@ __all__ = [
     "lengths_shifted",
     "lengths_tiled",
     "merged_without_transpose",
+    "not_normalised",
     "open_on_empty",
     "outside_window",
     "padded_queries",
@@ -35,6 +36,7 @@ __all__ = [
     "sinks_scaled",
     "softmax_twice",
     "split_without_transpose",
+    "times_infinity",
     "two_sided",
     "unmasked",
     "weights_transposed",
@@ -186,6 +188,17 @@ def lengths_shifted(p: Problem, more: int) -> Tensor:
     if not bool((keep == (at < lengths)).all()):
         return answer(p)
     return answer(replace(p, keep=(at < lengths + more).to(p.keep.device)))
+
+
+def not_normalised(scores: Tensor, shown: Tensor) -> Tensor:
+    """exp(score - the largest)."""
+    scores = scores.masked_fill(~shown, -torch.inf)
+    return torch.exp(scores - scores.amax(-1, keepdim=True)) if scores.shape[-1] else scores
+
+
+def times_infinity(p: Problem) -> Tensor:
+    """NaN in all rows that have a mask."""
+    return answer(p) if _mask(p) is None else torch.full_like(answer(p), torch.nan)
 
 
 def softmax_twice(scores: Tensor, shown: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -60,13 +61,40 @@ def differs(subject: Subject, problem: Problem, found: Tensor, *, keys: bool = F
     twin = subject.twin(problem, found, allowed) or _without_masks(subject, problem)
     demand = demand or _demand_of(subject, twin)
     at = place(index, tuple(expected.shape))
+    cause, says = (twin.name, twin.says) if twin else (shortest(found), _unexplained(found))
+    if not cause and not demand and not keys:
+        cause, says = _located(subject, problem)
     return Finding(
         f"{at}: {say(expected[index].detach())}",
         f"{at}: {say(found[index])}",
-        twin.name if twin else shortest(found),
-        twin.says if twin else _unexplained(found),
+        cause,
+        says,
         resembles=twin.resembles if twin else (),
         demand=demand,
+    )
+
+
+def _located(subject: Subject, problem: Problem) -> tuple[str, str]:
+    """Of a fault without a name, the step in which it is, as far as easier problems tell."""
+    plainly = replace(problem, visible=None, keep=None, bias=None, causal=False, window=None)
+    plainly = subject.prepare(plainly)
+    steps: tuple[tuple[str, str, Callable[[], Problem]], ...] = (
+        ("in the masks", "without mask, bias and causality it is right", lambda: plainly),
+        ("in the scores", "with scores that are all equal it is right: the fault is in q k^T, its scale, or softmax",
+         lambda: subject.with_equal_scores(plainly)),
+    )  # fmt: skip
+    for cause, says, easier in steps:
+        try:
+            asked = easier()
+            right = subject.answer(asked)
+            if torch.allclose(subject.call(asked).double(), right, rtol=0.0, atol=subject.allowed(right)):
+                return cause, says
+        except CallError:
+            continue
+    around = ", the cut into heads, the join or W_o" if subject.joins_heads else ""
+    return (
+        "in the values",
+        f"with scores that are all equal it is wrong, too: the fault is in the weights, the values{around}",
     )
 
 

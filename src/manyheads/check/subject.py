@@ -121,6 +121,10 @@ class Subject:
         """The fault that explains `found`, if there is one of that kind."""
         return diagnose(problem, found, allowed, suspects=self.suspects)
 
+    def with_equal_scores(self, problem: Problem) -> Problem:
+        """The problem with queries of zero."""
+        return replace(problem, q=torch.zeros_like(problem.q))
+
     def code(self, problem: Problem) -> str:
         """Python that makes the call again; where it would be long, what the call holds."""
         return call_as_code(self, self.prepare(problem))

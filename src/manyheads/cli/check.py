@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:FUNCTION",
         nargs="?",
         default="",
-        help="the function of q, k, v; FILE.py is run as your code",
+        help="a function of q, k, v, one of x and W_q, W_k, W_v, W_o, or a class; FILE.py is run as your code",
     )
     parser.add_argument(
         "--layout", metavar="AXES", default="", help="of q, k, v: bhtd, bthd, btd, htd, thd, td (else tried)"

@@ -224,3 +224,115 @@ class ValuesKeptAsKeys(Plain):
         late = torch.ones(t, k.shape[2]).triu(1 + k.shape[2] - t).bool()
         weights = self.scores(q, k).masked_fill(late, float("-inf")).softmax(-1)
         return self.W_o((weights @ v).transpose(1, 2).reshape(b, t, m)), (k, v) if use_cache else None
+
+
+class OneKeyValueHead(nn.Module):
+    """Right: one key/value head for all query heads, and no number of them."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.h, self.d = n_heads, d_model // n_heads
+        self.q, self.kv, self.o = (
+            nn.Linear(d_model, d_model),
+            nn.Linear(d_model, 2 * self.d),
+            nn.Linear(d_model, d_model),
+        )
+
+    def forward(self, x):
+        b, t, m = x.shape
+        q, (k, v) = self.q(x).view(b, t, self.h, self.d).transpose(1, 2), self.kv(x).chunk(2, -1)
+        weights = torch.softmax(q @ k[:, None].mT / self.d**0.5, -1)
+        return self.o((weights @ v[:, None]).transpose(1, 2).reshape(b, t, m))
+
+
+class NormedFirst(nn.Module):
+    """Right: x is normed before it is projected, and where one head is as wide as x there is no W_o."""
+
+    def __init__(self, dim, heads=8, dim_head=64):
+        super().__init__()
+        inner = dim_head * heads
+        self.heads, self.norm, self.to_qkv = heads, nn.LayerNorm(dim), nn.Linear(dim, inner * 3, bias=False)
+        self.to_out = (
+            nn.Identity() if heads == 1 and dim_head == dim else nn.Sequential(nn.Linear(inner, dim), nn.Dropout(0.0))
+        )
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.to_qkv(self.norm(x)).chunk(3, -1))
+        out = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+        return self.to_out(out.transpose(1, 2).flatten(2))
+
+
+class Stacked(nn.Module):
+    """Right: one array of three matrices, and x @ W for all."""
+
+    def __init__(self, width, n_head):
+        super().__init__()
+        self.h, self.w, self.wo = (
+            n_head,
+            nn.Parameter(torch.randn(3, width, width)),
+            nn.Parameter(torch.randn(width, width)),
+        )
+
+    def forward(self, x):
+        q, k, v = torch.einsum("btm,rmn->rbtn", x, self.w).unflatten(-1, (self.h, -1)).transpose(2, 3)
+        return (torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v).transpose(1, 2).flatten(2) @ self.wo
+
+
+def told_everything(
+    query,
+    key,
+    value,
+    d_model,
+    n_heads,
+    W_query,
+    W_key,
+    W_value,
+    W_out,
+    b_query=None,
+    b_key=None,
+    b_value=None,
+    b_out=None,
+):
+    """Right: sizes, weights and biases are all arguments."""
+
+    def part(x, w, b):
+        return (x @ w if b is None else x @ w + b).reshape(*x.shape[:2], n_heads, d_model // n_heads).transpose(1, 2)
+
+    q, k, v = part(query, W_query, b_query), part(key, W_key, b_key), part(value, W_value, b_value)
+    out = ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2).reshape(*query.shape[:2], d_model) @ W_out
+    return out if b_out is None else out + b_out
+
+
+class NotNormalised(Plain):
+    def weights(self, scores):
+        return torch.exp(scores - scores.amax(-1, keepdim=True))
+
+
+class ScaledAfterSoftmax(Plain):
+    def scores(self, q, k):
+        return q @ k.transpose(-2, -1)
+
+    def weights(self, scores):
+        return scores.softmax(-1) / math.sqrt(self.d)
+
+
+class NeverCut(Plain):
+    def cut(self, x):
+        return x[:, None]
+
+    def scores(self, q, k):
+        return q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+
+
+class OverlappingHeads(Plain):
+    """Head i takes the numbers from i on, where it should take those from i · d on."""
+
+    def cut(self, x):
+        return torch.stack([x[..., i : i + self.d] for i in range(self.h)], 1)
+
+
+def infinity_times_mask(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores + (1 - mask.float()) * float("-inf")
+    return scores.softmax(-1) @ v

@@ -25,6 +25,7 @@ class HeadsAdapter(Adapter):
     cache    "passed": given and returned; "kept": inside of the object; ""
     norms    layers that norm the whole width of x around the attention: they are left out
     residual whether x is added behind, as a block does: it is taken off again
+    single   whether there is always one key/value head
     idle     square weights that are none of W_q, W_k, W_v and W_o: they are the identity
     """
 
@@ -36,6 +37,7 @@ class HeadsAdapter(Adapter):
     cache: str = ""
     norms: tuple[str, ...] = ()
     residual: bool = False
+    single: bool = False
     idle: tuple[str, ...] = ()
 
     @property
@@ -64,5 +66,5 @@ def adapter_from(data: Mapping[str, Any]) -> Adapter:
     return HeadsAdapter(
         **{name: getattr(base, name) for name in names}, kind=data["kind"], inputs=data["inputs"], built=data["built"],
         slots=tuple(Slot(**slot) for slot in data["slots"]), widths=tuple(data["widths"]), cache=data["cache"],
-        norms=tuple(data["norms"]), residual=data["residual"], idle=tuple(data["idle"]),
+        norms=tuple(data["norms"]), residual=data["residual"], single=data["single"], idle=tuple(data["idle"]),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from manyheads.check.guess import Wishes, always_given
 from manyheads.check.multihead import state, twins
 from manyheads.check.multihead.adapter import HeadsAdapter
 from manyheads.check.multihead.construct import BUILT, SMALL
-from manyheads.check.multihead.problem import Multihead, natural, whole_answer
+from manyheads.check.multihead.problem import Multihead, natural, remade, whole_answer, with_weights
 from manyheads.check.multihead.signature import Call, read_call
 from manyheads.check.multihead.steps import settle_cache
 from manyheads.check.multihead.storage import Slot, bias_pattern, only_held, patterns
@@ -160,16 +160,50 @@ def _first_call(subject: MultiheadSubject, call: Call, wishes: Wishes) -> tuple[
             if errors
             else CheckpointError(f"{subject.name} has no weights that could be W_q, W_k, W_v and W_o")
         )
-    return _explained(subject, working), "told" if wishes.layout else "tried"
+    if (explained := _explained(subject, working)) is not None:
+        return explained, "told" if wishes.layout else "tried"
+    for adapter, problem, _ in working:
+        if has_positions(replace(subject, adapter=adapter), problem):
+            raise CheckpointError(
+                f"what {subject.name} gives depends on where tokens stand (rotary positions, perhaps), and nothing is known of "
+                "that; check its attention without positions"
+            )
+    return working[0][0], "told" if wishes.layout else "tried"
 
 
-def _explained(subject: MultiheadSubject, working: list[tuple[HeadsAdapter, Multihead, Tensor]]) -> HeadsAdapter:
+def _explained(subject: MultiheadSubject, working: list[tuple[HeadsAdapter, Multihead, Tensor]]) -> HeadsAdapter | None:
+    """The first way whose output a known fault gives."""
     for adapter, problem, found in working[:_MOST_DIAGNOSED]:
         for causal in _maybe_causal(adapter):
             asked = replace(problem, causal=causal)
             if twins.diagnose(asked, found, subject.allowed(whole_answer(asked))) is not None:
                 return _with_causal(adapter, causal=causal)
-    return working[0][0]
+    return None
+
+
+def has_positions(subject: MultiheadSubject, problem: Multihead) -> bool:
+    """Whether it is right where all scores are equal, and the last token's output moves when those before it change places.
+
+    Rotary positions turn q and k, and queries of zero stay zero; attention without positions takes what comes before as a
+    set, also where its scores are wrong.
+    """
+    if problem.memory is not None:
+        return False
+    flat = with_weights(problem, w_q=torch.zeros_like(problem.weights["w_q"]))
+    flat = with_weights(flat, **({"b_q": torch.zeros_like(flat.weights["b_q"])} if "b_q" in flat.weights else {}))
+    order = torch.tensor([1, 0, *range(2, problem.x.shape[1])])
+    try:
+        equal, before, after = (
+            subject.call(subject.prepare(asked)).double()
+            for asked in (flat, problem, remade(problem, x=problem.x[:, order]))
+        )
+    except CallError:
+        return False
+    right = any(
+        torch.allclose(equal, whole_answer(replace(flat, causal=causal)), atol=subject.allowed(equal))
+        for causal in (False, True)
+    )
+    return right and not torch.allclose(before[:, :, -1], after[:, :, -1], atol=1e-4)
 
 
 def _maybe_causal(adapter: HeadsAdapter) -> tuple[bool, ...]:
@@ -184,8 +218,9 @@ def _with_causal(adapter: HeadsAdapter, *, causal: bool) -> HeadsAdapter:
 def _ways(subject: MultiheadSubject, call: Call, wishes: Wishes) -> Iterator[tuple[HeadsAdapter, Multihead]]:
     layouts = [wishes.layout] if wishes.layout else ["btd", "tbd", "td"]
     for framework in of_heads.frameworks(subject):
-        start = replace(subject.adapter, framework=framework)
-        for adapter in (start, *always_given(start, wishes)):
+        plain = replace(subject.adapter, framework=framework)
+        several = (plain, *always_given(plain, wishes))
+        for adapter in (*several, *(replace(way, single=True) for way in several)):
             for layout in layouts:
                 placed = replace(adapter, layout=layout, out_layout=layout)
                 problem = _problem(replace(subject, adapter=placed))
@@ -280,7 +315,9 @@ def _lacks(subject: MultiheadSubject) -> HeadsAdapter:
     }  # fmt: skip
     if adapter.inputs == "x" and "memory" not in adapter.names:
         lacks["cross"] = "keys and values come from x"
-    if adapter.kind != "function" and "kv_heads" not in adapter.built and "config" not in adapter.built:
+    if adapter.single:
+        lacks["grouped"] = "has one key/value head for all query heads"
+    elif adapter.kind != "function" and "kv_heads" not in adapter.built and "config" not in adapter.built:
         lacks |= dict.fromkeys(("grouped", "multi-query"), "has no number of key/value heads")
     if not adapter.has_biases:
         lacks["biases"] = FEATURES["biases"]

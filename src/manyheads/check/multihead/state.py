@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from manyheads.check.multihead.problem import Multihead
 from manyheads.check.multihead.storage import Slot, bias_pattern, fits, patterns, stored
 from manyheads.check.multihead.words import meaning_of, meaning_of_path, orders_of
-from manyheads.check.subject import CallError
+from manyheads.check.subject import CallError, UnfitError
 
 __all__ = ["arrays_of", "assign", "norms_of", "set_idle", "slots_of", "strange_arrays", "without_norms"]
 
@@ -54,6 +54,8 @@ def assign(arrays: Mapping[str, Any], slots: tuple[Slot, ...], problem: Multihea
             slot.name: made
         }  # fmt: skip
         for name, piece in pieces.items():
+            if name not in arrays:
+                raise UnfitError(f"made for these sizes, it has no weight {name}")
             array = arrays[name]
             if tuple(array.shape) != tuple(piece.shape):
                 found, wanted = tuple(array.shape), tuple(piece.shape)
@@ -160,8 +162,9 @@ def _roles(groups: Mapping[str, list[str]], shapes: Mapping[str, tuple[int, ...]
             roles[name] = meaning.role
     left = [name for name in weights if name not in roles]
     free = [role for role in "qkvo" if role not in "".join(roles.values())]
-    if len(left) == 2 and free == list("qkvo"):  # one for q, k and v together, and W_o
-        free = ["qkv", "o"]
+    together = "".join(role for role in free if role != "o")
+    if len(left) == len(free) - len(together) + 1 and len(together) > 1:  # one for all that is missing, and W_o
+        free = [together, *(["o"] if "o" in free else [])]
     roles |= dict(zip(left, free, strict=False))
     return {name: roles[name] for name in weights if name in roles}
 
@@ -181,7 +184,7 @@ def _may_hold(thing: Any, name: str, pattern: str) -> bool:
 
 def _is_in_out(pattern: str) -> bool:
     """Whether the array is multiplied from the right: x @ W."""
-    return pattern.startswith("m") or pattern.endswith("n")
+    return pattern.removeprefix("r ").startswith("m") or pattern.endswith("n")
 
 
 def _owner(thing: Any, name: str) -> Any:

@@ -14,7 +14,7 @@ from manyheads.check.adapter import foreign, masks_of, switches_of
 from manyheads.check.multihead import state, twins
 from manyheads.check.multihead.adapter import HeadsAdapter
 from manyheads.check.multihead.construct import Plan, Wanted
-from manyheads.check.multihead.problem import Multihead, lift, present, whole_answer
+from manyheads.check.multihead.problem import Multihead, lift, present, whole_answer, with_weights
 from manyheads.check.multihead.storage import stored
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.subject import CallError, Subject, UnfitError, as_tensor, called
@@ -53,6 +53,8 @@ class MultiheadSubject(Subject):
         if "cross" in self.adapter.lacks and sizes.queries != sizes.keys:
             tokens = min(max(sizes.queries, sizes.keys), MOST_TOKENS)
             sizes = replace(sizes, queries=tokens, keys=tokens)
+        if self.adapter.single:
+            sizes = replace(sizes, kv_heads=1)
         if not self.adapter.widths:
             return sizes
         width, heads, kv_heads = self.adapter.widths
@@ -92,6 +94,7 @@ class MultiheadSubject(Subject):
             inputs["memory"] = tokens["k"]
         values: dict[str, Any] = {role: self._laid_out(role, x, change) for role, x in inputs.items()}
         values |= masks_of(adapter, whole) | switches_of(adapter, whole, weights=weights)
+        values |= {"d_model": whole.width, "head_dim": whole.head_dim}
         given = {adapter.names[role]: value for role, value in values.items() if role in adapter.names}
         if adapter.kind == "function":
             try:
@@ -127,6 +130,13 @@ class MultiheadSubject(Subject):
     def twin(self, problem: Problem, found: Tensor, allowed: float) -> Twin | None:
         """The fault that explains `found`, if there is one of that kind."""
         return twins.diagnose(self.carried(problem), found, allowed, suspects=self.suspects)
+
+    def with_equal_scores(self, problem: Problem) -> Problem:
+        """The problem with queries of zero."""
+        if not isinstance(problem, Multihead):
+            return super().with_equal_scores(problem)
+        zeros = {name: torch.zeros_like(problem.weights[name]) for name in ("w_q", "b_q") if name in problem.weights}
+        return with_weights(problem, **zeros)
 
     def code(self, problem: Problem) -> str:
         """Python that makes the call again."""

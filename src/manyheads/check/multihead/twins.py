@@ -200,6 +200,16 @@ def _three_second(fused: Tensor, h: int, d: int) -> tuple[Tensor, Tensor, Tensor
     return q, k, v
 
 
+def _one_head(p: Multihead) -> Tensor:
+    if not _alike(p):
+        return whole_answer(p)
+    h, d = p.q.shape[1], p.q.shape[3]
+    q, k, v = (_flat(x)[:, None] for x in (p.q, p.k, p.v))
+    visible = None if p.visible is None else p.visible[:, :1]
+    out = answer(replace(p.core, q=q, k=k, v=v, visible=visible))
+    return _finished(p, out[:, 0].unflatten(-1, (h, d)).transpose(1, 2))
+
+
 def _first_head_repeated(p: Problem) -> Problem:
     return _all_cut(p, lambda x: x[:, :1].expand(x.shape))
 
@@ -220,6 +230,7 @@ _CUTS = (
          lambda p: _finished(p, answer(p.core).flip(1))),
     Twin("first head repeated", "all heads compute what the first one does: each has numbers of its own in q, k and v",
          _of_core(_first_head_repeated)),
+    Twin("one head for all", "q, k and v are not cut into heads: there is one head, as wide as all of them", _one_head),
     Twin("fused heads cut without transpose", "q, k and v of (b, t, 3·h·d) are cut with view(b, h, t, 3·d), which mixes tokens and "
          "heads; view(b, t, ...) first, then transpose", lambda p: _fused_cut(p, _heads_first)),
     Twin("fused parts cut over the batch", "q, k and v of (b, t, 3·h·d) are cut with view(3, b, t, ...), which takes sequences "
