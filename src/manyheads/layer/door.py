@@ -155,9 +155,10 @@ def mask(visible: Visible | Tensor | None, *, batch: int, heads: int, count: int
     """
     if visible is None or isinstance(visible, Visible):
         return visible
+    shapes = "(t, s), (b, t, s) or (b, 1 or h, t, s)"
     if not isinstance(visible, Tensor):
         raise SpecError(
-            f"visible must be a predicate of manyheads.ops.masks or a boolean tensor; found {shown(visible)}"
+            f"visible must be a predicate of manyheads.ops.masks or booleans {shapes}; found {shown(visible)}"
         )
     if visible.dtype != torch.bool:
         raise SpecError(
@@ -170,7 +171,7 @@ def mask(visible: Visible | Tensor | None, *, batch: int, heads: int, count: int
     if not fits or (len(found) == 2 and found[0] != count):
         hint = "; padding (b, s) is said by masks.padding(keep)" if found[:1] == (batch,) and len(found) == 2 else ""
         sizes = f"b = {batch}, h = {heads}, t = {count}"
-        raise SpecError(f"visible must be (t, s), (b, t, s) or (b, 1 or h, t, s) with {sizes}, found {found}{hint}")
+        raise SpecError(f"visible must be {shapes} with {sizes}, found {found}{hint}")
     return visible[:, None] if len(found) == 3 else visible[(None,) * (4 - len(found))]
 
 
