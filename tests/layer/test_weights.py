@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import rounding  # noqa: E402
 from attention_layers import SPECS, cached, layer, table_for, tokens  # noqa: E402
 from manyheads.spec import AttentionSpec, Cross, State, Window  # noqa: E402
 
@@ -110,7 +111,11 @@ def test_no_matrix_of_all_pairs_unless_asked_for() -> None:
 
 
 def test_precision_of_narrow_types() -> None:
-    """Case O48: bfloat16 within a hundredth of float64, rows that sum to 1 within a thousandth, 512 keys."""
+    """Case O48: bfloat16 within a hundredth of float64; rows of 512 keys sum to 1 but for the rounding of each weight.
+
+    A weight p is off by at most u p, u = 2^-8, evenly: a row by u sqrt(sum p^2 / 3) as a rule, of which six times is allowed
+    here, and by u at worst. Sums in bfloat16 itself would stop growing at 1/2.
+    """
     spec = AttentionSpec.mha(32, 2)
     made, x = layer(spec, dtype=torch.bfloat16), tokens(1, 512, 32, dtype=torch.bfloat16)
     for parameter in made.parameters():
@@ -118,6 +123,7 @@ def test_precision_of_narrow_types() -> None:
     wide = layer(spec)
     wide.load({name: value.double() for name, value in made.state_dict().items()})
     y, weights = made(x, need_weights="heads")
-    exact = wide(x.double())
+    exact, exact_weights = wide(x.double(), need_weights="heads")
     assert (y.double() - exact).abs().max() < 1e-2 * exact.abs().max()
-    assert (weights.double().sum(-1) - 1).abs().max() < 2e-3
+    allowed = rounding.unit(torch.bfloat16) * (6 * (exact_weights.square().sum(-1) / 3).sqrt()).clamp(max=1)
+    assert ((weights.double().sum(-1) - 1).abs() <= allowed).all()
