@@ -26,7 +26,7 @@ def problem_of(name: str, seed: int = 0) -> Problem:
 
 
 def test_every_case_has_a_name_of_its_own_and_known_features_and_threads() -> None:
-    assert len({case.name for case in CASES}) == len(CASES) == 82
+    assert len({case.name for case in CASES}) == len(CASES) == 85
     assert {case.suite for case in CASES} & {case.name for case in CASES} == {"onnx"}  # --only takes both
     for case in CASES:
         assert re.fullmatch(r"[a-z0-9-]+", case.name)
@@ -54,6 +54,16 @@ def test_smaller_goes_from_the_least_to_the_full_sizes() -> None:
     made = list(smaller(full, least, lambda s: s.heads == s.kv_heads and s.queries == s.keys))
     assert [(s.heads, s.queries) for s in made] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert [s.elements for s in made] == [3, 6, 6, 12]
+
+
+def test_long_sizes_are_not_all_gone_through() -> None:
+    full = Sizes(heads=2, kv_heads=2, queries=130, keys=130, dim=8, value_dim=8)
+    made = list(
+        smaller(full, Sizes(), lambda s: s.queries == s.keys and s.heads == s.kv_heads and s.dim == s.value_dim)
+    )
+    lengths = {s.queries for s in made}
+    assert {1, 2, 8, 31, 32, 33, 65, 129, 130} <= lengths
+    assert len(lengths) < 30
 
 
 def rows(problem: Problem) -> list[list[int]]:

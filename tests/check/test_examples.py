@@ -22,6 +22,7 @@ VALUES = ["values", "fewer-queries", "more-queries"]
 MASKS = [
     "mask",
     "mask-values",
+    "mask-cross",
     "mask-blocks-all",
     "mask-samples",
     "mask-heads",
@@ -50,7 +51,7 @@ WRONG = {
     "heads_tiled": ("heads tiled", ["group-order", "group-values"]),
     "mask_inverted": ("mask inverted", MASKS),
     "mask_multiplied": ("mask as zeros", MASKS),
-    "bias_before_scale": ("bias before scale", ["bias"]),
+    "bias_before_scale": ("bias before scale", ["bias", "bias-cross"]),
     "window_one_more": ("window one more", ["window", "window-cache", "window-one", "window-past"]),
     "window_short_of_the_first_key": ("window one less", ["window", "window-cache"]),
     "heads_cut_by_view": ("heads cut without transpose", ["values", "mean", *VALUES[1:], "large-scores"]),

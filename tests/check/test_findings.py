@@ -145,3 +145,26 @@ def test_judges_that_look_at_the_function_alone() -> None:
         assert (check, outcome.status) == (check, "weak" if check in ("float64", "group-refused") else "fail")
         assert outcome.finding.cause == cause
     assert "values" not in [name for name, o in outcomes(guessed(bad_backward), "values").items() if o.status == "fail"]
+
+
+def test_faults_of_single_queries_and_ragged_tiles_are_found() -> None:
+    """A mask that is lost where there is one query, and keys behind the last whole tile of 32."""
+
+    def lost_at_one_query(q, k, v, mask=None):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None and q.shape[-2] > 1:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+    def whole_tiles(q, k, v):
+        keys = k.shape[-2] if k.shape[-2] < 32 else k.shape[-2] // 32 * 32
+        return torch.softmax(q @ k[..., :keys, :].mT / q.shape[-1] ** 0.5, -1) @ v[..., :keys, :]
+
+    found = outcomes(guessed(lost_at_one_query), "mask", "mask-values", "mask-cross")
+    assert {name: outcome.status for name, outcome in found.items()} == {
+        "mask": "pass", "mask-values": "pass", "mask-cross": "fail",
+    }  # fmt: skip
+    assert found["mask-cross"].finding.cause == "mask ignored"
+    found = outcomes(guessed(whole_tiles), "values", "fewer-queries")
+    assert {outcome.status for outcome in found.values()} == {"fail"}
+    assert found["values"].finding.code.split("\n")[0].count("],") + 1 == 33  # the shortest length at which it shows

@@ -30,7 +30,7 @@ def test_a_right_function_exits_0(capsys) -> None:
     assert status == 0
     assert (data["schema"], data["ok"], data["failed"], data["function"]) == ("manyheads.check/2", True, 0, "attention")
     assert (data["passed"] + data["not_tested"], data["weak"]) == (len(data["checks"]), 0)
-    assert len(data["checks"]) == 65
+    assert len(data["checks"]) == 68
     assert {check["name"] for check in data["checks"] if check["status"] == "not tested"} <= {"onnx"}
     assert data["taken"]["layout"] == "bhtd"
     assert err == f"{EXAMPLES}/right.py is run as your own code, with your rights, in a process of its own\n"
@@ -135,7 +135,7 @@ def test_the_list_needs_no_file(capsys) -> None:
     status, out, err = run(capsys, "--list", "--json")
     data = json.loads(out)
     assert (status, err, data["schema"]) == (0, "", "manyheads.check-list/1")
-    assert len(data["checks"]) == 82
+    assert len(data["checks"]) == 85
     assert data["checks"][0] == {
         "name": "values", "suite": "basics", "proves": "softmax(q k^T / sqrt(dim)) v, for each sequence and head",
         "needs": [], "resembles": ["pytorch/pytorch#119811"],

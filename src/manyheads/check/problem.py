@@ -73,6 +73,9 @@ class Problem:
         return replace(self, **moved)  # type: ignore[arg-type]
 
 
+_SHORT = 8  # an axis up to this is tried in all lengths
+
+
 def numbers(generator: torch.Generator, *shape: int) -> Tensor:
     """Multiples of a half from -2 to 2: exact in every format, short on the screen."""
     return torch.randint(-4, 5, shape, generator=generator).float() / 2
@@ -119,8 +122,14 @@ def _asked(problem: Problem) -> dict[str, object]:
 
 
 def smaller(full: Sizes, least: Sizes, valid: Callable[[Sizes], bool]) -> Iterator[Sizes]:
-    """Every valid choice of sizes from `least` to `full`, those with the fewest numbers first."""
+    """Every valid choice of sizes from `least` to `full`, those with the fewest numbers first; of long axes only lengths
+    around the powers of two, where tiles end."""
     names = [f.name for f in fields(Sizes)]
-    ranges = [range(min(getattr(least, name), getattr(full, name)), getattr(full, name) + 1) for name in names]
+    ranges = [_lengths(min(getattr(least, name), getattr(full, name)), getattr(full, name)) for name in names]
     made = (Sizes(**dict(zip(names, choice, strict=True))) for choice in product(*ranges))
     yield from sorted((sizes for sizes in made if valid(sizes)), key=lambda sizes: (sizes.elements, str(sizes)))
+
+
+def _lengths(low: int, high: int) -> list[int]:
+    near = {power + more for power in (16, 32, 64, 128) for more in (-1, 0, 1)}
+    return [length for length in range(low, high + 1) if length <= _SHORT or length in near or length == high]

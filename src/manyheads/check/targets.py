@@ -39,7 +39,12 @@ _OF_Q = {
 def subject_of(loaded: Loaded, wishes: Wishes, options: Mapping[str, Any]) -> Subject:
     """The subject; `options`: the fields that all subjects have. CheckpointError where a class cannot be made."""
     thing, options = loaded.thing, {**options, "fixed": wishes.fixed}
-    if loaded.owner is not None:
+    if loaded.owner is not None and loaded.name.rpartition(".")[2] in (
+        "forward",
+        "__call__",
+    ):  # the object itself is called so
+        thing, options["name"] = loaded.owner, loaded.owner.__name__
+    elif loaded.owner is not None:
         plan = _plan(loaded.owner, loaded.module, wishes)
         return _per_call(plan, lambda made: getattr(made, loaded.name.rpartition(".")[2]), wishes, options)
     if inspect.isclass(thing):

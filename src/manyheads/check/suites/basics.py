@@ -11,7 +11,7 @@ from manyheads.check import judges
 from manyheads.check.case import Case, anything, self_attention
 from manyheads.check.problem import Problem, Sizes, numbers
 
-__all__ = ["CASES", "plain"]
+__all__ = ["CASES", "FEW_QUERIES", "LONG", "plain"]
 
 
 def plain(sizes: Sizes, generator: torch.Generator) -> Problem:
@@ -55,14 +55,19 @@ _ALIKE = tuple(
     Sizes(batch=batch, heads=heads, kv_heads=heads, queries=tokens, keys=tokens, dim=dim, value_dim=dim)
     for batch, heads, tokens, dim in itertools.product((2, 1), (3, 2, 1), (3, 2, 1), (3, 2))
 )
-_FEWER = tuple(
+# more tokens than a tile of a kernel holds, and no multiple of one
+LONG = tuple(
+    Sizes(batch=1, heads=2, kv_heads=2, queries=tokens, keys=tokens, dim=8, value_dim=8) for tokens in (67, 130)
+)
+FEW_QUERIES = tuple(
     Sizes(batch=batch, heads=heads, kv_heads=heads, queries=queries, keys=keys, dim=2, value_dim=2)
     for batch, heads, queries, keys in itertools.product((2, 1), (2, 1), (2, 1), (4, 3, 2))
 )
+FEW_QUERIES += (Sizes(heads=2, kv_heads=2, queries=3, keys=130, dim=8, value_dim=8),)
 
 CASES = (
     Case(
-        name="values", suite="basics", build=plain, judge=judges.values, full=FULL, valid=self_attention, also=_ALIKE,
+        name="values", suite="basics", build=plain, judge=judges.values, full=FULL, valid=self_attention, also=(*_ALIKE, *LONG),
         proves="softmax(q k^T / sqrt(dim)) v, for each sequence and head",
         resembles=("pytorch/pytorch#119811",),
     ),
@@ -83,7 +88,7 @@ CASES = (
     ),
     Case(
         name="fewer-queries", suite="basics", build=plain, judge=judges.values, needs=("cross",),
-        full=Sizes(batch=2, heads=3, kv_heads=3, queries=3, keys=6, dim=4, value_dim=4), also=_FEWER,
+        full=Sizes(batch=2, heads=3, kv_heads=3, queries=3, keys=6, dim=4, value_dim=4), also=FEW_QUERIES,
         valid=lambda s: s.heads == s.kv_heads and s.queries <= s.keys and s.dim == s.value_dim,
         proves="fewer queries than keys: cross-attention, or a cache",
         resembles=("NVIDIA/FasterTransformer#270",),

@@ -12,7 +12,7 @@ from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.spell import call_as_code, row
 from manyheads.check.subject import Subject
-from manyheads.check.suites.basics import FULL, plain
+from manyheads.check.suites.basics import FULL, LONG, plain
 from manyheads.check.suites.masks import one_hot, rectangle, some_mask, square
 
 __all__ = ["CASES"]
@@ -116,7 +116,7 @@ CASES = (
     ),
     Case(
         name="causal-values", suite="causality", build=_causal_values, judge=judges.values, needs=("causal",), full=FULL,
-        valid=self_attention, proves="the weights of what is seen add up to 1",
+        valid=self_attention, also=LONG, proves="the weights of what is seen add up to 1",
     ),
     Case(
         name="causal-cache", suite="causality", build=_causal, needs=_CACHE, valid=rectangle, also=_GROWN,

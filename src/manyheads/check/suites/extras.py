@@ -62,6 +62,10 @@ def _masked(sizes: Sizes, generator: torch.Generator) -> Problem:
     return problem
 
 
+_ONES = tuple(
+    Sizes(batch=batch, heads=heads, kv_heads=heads, queries=tokens, keys=tokens, dim=2, value_dim=2)
+    for batch in (2, 1) for heads in (2, 1) for tokens in (2, 1)
+)  # fmt: skip
 _HAND = Sizes(queries=2, keys=2, dim=4, value_dim=4)
 
 CASES = (
@@ -84,7 +88,7 @@ CASES = (
         resembles=("fla-org/flash-linear-attention#831",),
     ),
     Case(
-        name="sinks-values", suite="extras", build=_sinks, judge=judges.values, full=FULL, valid=self_attention,
+        name="sinks-values", suite="extras", build=_sinks, judge=judges.values, full=FULL, valid=self_attention, also=_ONES,
         needs=("sinks",), proves="one more logit a head in the denominator", resembles=("vllm-project/vllm-metal#550",),
     ),
     Case(
@@ -96,7 +100,7 @@ CASES = (
         needs=("sinks", "mask"), proves="a query that sees nothing but the sink gives zeros",
     ),
     Case(
-        name="weights", suite="extras", build=plain, judge=judges.weights, full=FULL, valid=self_attention,
+        name="weights", suite="extras", build=plain, judge=judges.weights, full=FULL, valid=self_attention, also=_ONES,
         needs=("weights",), proves="the weights of every head come back, not their average",
         resembles=("facebookresearch/fairseq#3365", "pytorch/pytorch#34537"),
     ),

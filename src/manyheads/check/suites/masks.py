@@ -11,7 +11,7 @@ from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.problem import Problem, Sizes, numbers
 from manyheads.check.spell import row
 from manyheads.check.subject import Subject
-from manyheads.check.suites.basics import FULL, plain
+from manyheads.check.suites.basics import FEW_QUERIES, FULL, plain
 
 __all__ = ["CASES", "one_hot", "some_mask"]
 
@@ -98,6 +98,14 @@ def _padding(sizes: Sizes, generator: torch.Generator) -> Problem:
     return replace(one_hot(sizes, generator), keep=some_mask(generator, sizes.batch, sizes.keys))
 
 
+def _padded(sizes: Sizes, generator: torch.Generator) -> Problem:
+    return replace(plain(sizes, generator), keep=some_mask(generator, sizes.batch, sizes.keys))
+
+
+def _fewer(s: Sizes) -> bool:
+    return s.heads == s.kv_heads and s.queries < s.keys and s.dim == s.value_dim
+
+
 def _bias(sizes: Sizes, generator: torch.Generator) -> Problem:
     return replace(plain(sizes, generator), bias=numbers(generator, 1, 1, sizes.queries, sizes.keys))
 
@@ -140,6 +148,7 @@ def clean_gradients(subject: Subject, problem: Problem) -> Finding | Skip | None
 
 
 _THREADS = ("pytorch/pytorch#41508", "pytorch/pytorch#81077")
+_FEW = Sizes(batch=2, heads=2, kv_heads=2, queries=3, keys=5, dim=4, value_dim=4)
 _ONES = tuple(
     Sizes(batch=batch, heads=heads, kv_heads=heads, queries=n, keys=n, dim=n, value_dim=n)
     for batch in (2, 1) for heads in (2, 1) for n in (3, 2, 1)
@@ -156,6 +165,10 @@ CASES = (
         name="mask-values", suite="masks", build=_masked, judge=judges.values, full=FULL, valid=self_attention,
         needs=("mask",), proves="masked scores are left out before softmax, so that the rest adds up to 1",
         resembles=("neuro-galaxy/torch_brain#74",),
+    ),
+    Case(
+        name="mask-cross", suite="masks", build=_masked, judge=judges.values, full=_FEW, valid=_fewer, also=FEW_QUERIES,
+        needs=("mask", "cross"), proves="a mask for fewer queries than keys, down to one",
     ),
     Case(
         name="mask-blocks-all", suite="masks", build=_loud, judge=judges.values, valid=self_attention, needs=("mask",),
@@ -196,8 +209,16 @@ CASES = (
         proves="padding removes keys, and the same keys for every query", resembles=("pytorch/pytorch#63271",),
     ),
     Case(
+        name="padding-cross", suite="masks", build=_padded, judge=judges.values, full=_FEW, valid=_fewer, also=FEW_QUERIES,
+        needs=("padding", "cross"), proves="padding of a memory that is longer than the queries",
+    ),
+    Case(
         name="bias", suite="masks", build=_bias, judge=judges.values, full=FULL, valid=self_attention, needs=("bias",),
         proves="a finite bias is added after scaling", resembles=("pytorch/pytorch#147209",),
+    ),
+    Case(
+        name="bias-cross", suite="masks", build=_bias, judge=judges.values, full=_FEW, valid=_fewer, also=FEW_QUERIES,
+        needs=("bias", "cross"), proves="a bias for fewer queries than keys, down to one",
     ),
     Case(
         name="bias-large", suite="masks", build=_loud_bias, judge=judges.values, full=FULL, valid=self_attention,

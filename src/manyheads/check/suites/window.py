@@ -54,6 +54,7 @@ _LEAST = Sizes(queries=2, keys=2, dim=2, value_dim=2)
 _SQUARES = tuple(
     Sizes(queries=n, keys=n, dim=n, value_dim=n, window=w) for n in (5, 4, 3, 2, 1) for w in range(1, n + 2)
 )
+_SQUARES += tuple(Sizes(queries=67, keys=67, dim=67, value_dim=67, window=w) for w in (17, 64))
 _GROWN = tuple(
     Sizes(queries=queries, keys=keys, dim=keys, value_dim=keys, window=w)
     for keys in (5, 4, 3, 2) for queries in range(1, keys) for w in range(1, keys + 2)
