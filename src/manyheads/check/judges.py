@@ -156,11 +156,13 @@ def weights(subject: Subject, problem: Problem) -> Finding | Skip | Note | None:
     if wrong is not None and not wrong.demand:
         return wrong
     expected = subject.answer_weights(problem)
-    found = _with_all_axes(found.detach(), expected)
-    if (
-        subject.joins_heads and found.shape == expected.mean(1).shape
-    ):  # averaged over the heads, as torch's module gives them
-        found, expected = found[:, None], expected.mean(1, keepdim=True)
+    found = found.detach()
+    if subject.joins_heads and found.shape == expected.mean(1).shape and expected.shape[1] > 1:
+        found, expected = (
+            found[:, None],
+            expected.mean(1, keepdim=True),
+        )  # averaged over the heads, as torch's module gives them
+    found = _with_all_axes(found, expected)
     if found.shape != expected.shape:
         average = expected.mean(1)
         averaged = found.shape == average.shape and torch.allclose(
