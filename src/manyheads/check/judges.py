@@ -157,11 +157,8 @@ def weights(subject: Subject, problem: Problem) -> Finding | Skip | Note | None:
         return wrong
     expected = subject.answer_weights(problem)
     found = found.detach()
-    if subject.joins_heads and found.shape == expected.mean(1).shape and expected.shape[1] > 1:
-        found, expected = (
-            found[:, None],
-            expected.mean(1, keepdim=True),
-        )  # averaged over the heads, as torch's module gives them
+    if subject.joins_heads and found.shape == expected.mean(1).shape:  # averaged, as torch's module gives them
+        found, expected = found[:, None], expected.mean(1, keepdim=True)
     found = _with_all_axes(found, expected)
     if found.shape != expected.shape:
         average = expected.mean(1)
