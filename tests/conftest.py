@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,13 @@ import hypothesis
 import pytest
 
 import tiny_models
+
+# torch keeps the graphs that it compiles by what they compute, whatever instructions they were compiled for: taken up by a run
+# that is told to do with fewer (ATEN_CPU_CAPABILITY=default), they do not compile.
+if os.environ.get("ATEN_CPU_CAPABILITY"):
+    user, capability = getpass.getuser(), os.environ["ATEN_CPU_CAPABILITY"]
+    kept = Path(tempfile.gettempdir(), f"torchinductor_{user}_{capability}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))
 
 # No deadline, and no complaint about slow draws: the same example takes ten times as long on a machine that is busy with
 # something else. In CI the examples are the same each time, so that a change is judged and not the dice; at a desk they
