@@ -14,6 +14,7 @@ from check_support import example, guessed, outcomes
 from manyheads.check.catalogue import by_name
 from manyheads.check.problem import Problem
 from manyheads.check.spell import call_as_code, place, row, seen_keys
+from manyheads.check.subject import CallError
 
 
 def pasted(code: str, name: str, function) -> torch.Tensor:
@@ -168,3 +169,30 @@ def test_faults_of_single_queries_and_ragged_tiles_are_found() -> None:
     found = outcomes(guessed(whole_tiles), "values", "fewer-queries")
     assert {outcome.status for outcome in found.values()} == {"fail"}
     assert found["values"].finding.code.split("\n")[0].count("],") + 1 == 33  # the shortest length at which it shows
+
+
+def test_what_cannot_be_read_and_a_backward_that_raises_are_the_function_s() -> None:
+    def base(q, k, v):
+        return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+
+    def writes_into_what_backward_needs(q, k, v):
+        weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1)
+        out = weights @ v
+        weights.mul_(1.0)
+        return out
+
+    def elsewhere(q, k, v):
+        return base(q, k, v).to("meta")
+
+    class Hostile(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            raise RuntimeError("hands off")
+
+    found = outcomes(guessed(writes_into_what_backward_needs), "values", "gradients")
+    assert [outcome.status for outcome in found.values()] == ["pass", "fail"]
+    assert "modified by an inplace operation" in found["gradients"].finding.found
+    with pytest.raises(CallError, match="returned a Tensor that cannot be read: NotImplementedError"):
+        guessed(elsewhere)
+    subject = guessed(lambda q, k, v: base(q, k, v).as_subclass(Hostile))
+    assert outcomes(subject, "values")["values"].status == "pass"

@@ -213,6 +213,27 @@ _WITH_A_TABLE = """def __init__(self, d_model, num_heads):
         self.table = nn.Parameter(torch.zeros(7, 3))"""
 
 
+def test_weights_that_names_do_not_tell_can_be_told(tmp_path) -> None:
+    (tmp_path / "told.py").write_text(
+        """
+def attention(tokens, one, two, three, four, count):
+    b, t, m = tokens.shape
+    q, k, v = ((tokens @ w).view(b, t, count, -1).transpose(1, 2) for w in (two, one, three))
+    return ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2).reshape(b, t, m) @ four
+
+def as_told(tokens, one, two, three, four, count):
+    return attention(tokens, one, two, three, four, count)
+
+as_told.manyheads_check = {"names": {"w_q": "two", "w_k": "one"}}
+attention.manyheads_check = {"names": {"w_x": "two"}}
+"""
+    )
+    found = outcomes(named(str(tmp_path / "told.py"), "as_told"), "projected")["projected"]
+    assert found.status == "pass"
+    with pytest.raises(ManyheadsError, match="there is no role 'w_x'"):
+        named(str(tmp_path / "told.py"), "attention")
+
+
 def test_tokens_first_is_found(tmp_path) -> None:
     (tmp_path / "first.py").write_text(
         "import torch\n"

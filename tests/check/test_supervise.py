@@ -131,3 +131,13 @@ def test_the_summary_is_json(ask, tmp_path) -> None:
     data = json.loads(json.dumps(report.data))
     assert (data["schema"], data["ok"], data["passed"], data["failed"]) == ("manyheads.check/2", True, 1, 0)
     assert data["checks"][0]["resembles"] == ["https://github.com/vllm-project/vllm/issues/48658"]
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_function(ask, tmp_path) -> None:
+    """The judge itself is broken here, from the user's file."""
+    (tmp_path / "users.py").write_text(
+        FILE + "\nfrom manyheads.check import judges\njudges.place = lambda index, shape: 1 / 0\n"
+        "def twice(q, k, v):\n    return 2 * base(q, k, v)\n"
+    )
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        ask("twice", "values")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from manyheads.check.problem import Problem, Sizes, answer, answer_weights, seen
 from manyheads.check.spell import call_as_code
 from manyheads.check.twins import Twin, diagnose
 
-__all__ = ["TOLERANCES", "CallError", "Subject", "UnfitError", "as_tensor", "called"]
+__all__ = ["TOLERANCES", "CallError", "Subject", "UnfitError", "as_tensor", "called", "gradients_of"]
 
 # how far a value may be off, relative to 1 + the largest expected value
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -159,6 +159,13 @@ def _always_causal(problem: Problem) -> Problem:
     return replace(causal, visible=visible | (left_empty & own))
 
 
+def gradients_of(subject: Subject, out: Tensor, leaves: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients of a number with respect to the leaves, None where there is none; CallError where the function's own
+    backward raises, as after writing into what it needs."""
+    with called(subject):
+        return torch.autograd.grad(out, list(leaves), allow_unused=True)
+
+
 @contextlib.contextmanager
 def called(subject: Subject) -> Iterator[None]:
     """Around everything that runs the user's code: CallError for whatever it raises, no warnings, a sign of life after."""
@@ -176,16 +183,27 @@ def called(subject: Subject) -> Iterator[None]:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor or an array as a tensor on the CPU; CallError for anything else."""
+    """A tensor or an array as a plain tensor on the CPU; CallError for anything else."""
+    try:
+        made = _plain_tensor(value)
+    except Exception as error:
+        raise CallError(f"returned {_kind(value)} that cannot be read: {_said(error)}", kind="no array") from error
+    if made is not None and not made.is_complex():
+        return made
+    raise CallError(f"returned {_kind(value)}, expected an array", kind="no array")
+
+
+def _plain_tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
-        return value.cpu()
+        plain = value if type(value) is Tensor else value.as_subclass(Tensor)
+        return (plain if plain.layout == torch.strided else plain.to_dense()).cpu()
     if hasattr(value, "__array__"):
         import numpy as np
 
         array = np.asarray(value)
         if array.dtype.kind in "fiub":
             return torch.from_numpy(np.array(array))
-    raise CallError(f"returned {_kind(value)}, expected an array", kind="no array")
+    return None
 
 
 def _kind(value: Any) -> str:

@@ -45,7 +45,8 @@ class Answers:
 
 
 def supervise(request: Request) -> Answers:
-    """Runs all that is asked. ManyheadsError where the file cannot be loaded or the function not be called."""
+    """Runs all that is asked. ManyheadsError where the file cannot be loaded or the function not be called; RuntimeError
+    where the process failed for a fault of ours."""
     answers, printed = Answers(), Printed()
     try:
         lost = 0
@@ -114,6 +115,8 @@ def _listen(process: Process, request: Request, answers: Answers, printed: Print
             return
         if "error" in message:
             raise ManyheadsError(message["error"])
+        if "bug" in message:
+            raise RuntimeError(message["bug"])
         if "done" in message:
             return
         if "ready" in message:

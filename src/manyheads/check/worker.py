@@ -10,6 +10,7 @@ descriptor and a token of their own. Messages, in order:
     {"cases": [...]}                                  what will be asked
     {"start": name}, {"early": outcome}, {"outcome": ...}   for each case
     {"error": text}                                   it cannot be loaded or called
+    {"bug": text}                                     we failed, not they
     {"done": true}
 
 It ends without exit handlers: those of the user's file may wait for ever.
@@ -22,6 +23,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -43,6 +45,8 @@ def main() -> None:
         last: dict[str, Any] = {"done": True}
     except ManyheadsError as error:
         last = {"error": str(error)}
+    except Exception:  # noqa: BLE001 what their code raises is caught where it is called: this is ours
+        last = {"bug": traceback.format_exc()}
     for stream in streams:
         with contextlib.suppress(OSError, ValueError):  # closed by the file
             stream.flush()

@@ -11,7 +11,7 @@ from typing import Any
 
 from manyheads.errors import SpecError
 
-__all__ = ["BUILT", "SMALL", "Plan", "Wanted", "plan_of"]
+__all__ = ["BUILT", "SMALL", "Plan", "Wanted", "plan_of", "role_of"]
 
 BUILT: dict[str, tuple[str, ...]] = {
     "d_model": (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.check.multihead.construct import BUILT, role_of
 from manyheads.check.multihead.words import Meaning, meaning_of
 from manyheads.check.signature import ROLES as OF_HEADS
 from manyheads.check.signature import role_by_name, signature_of
@@ -76,12 +77,13 @@ def read_call(
         p for p in signature_of(function).parameters.values()
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in fixed
     ]  # fmt: skip
-    told = {name: role for role, name in given.items()}
+    _known(given, {p.name for p in parameters})
+    told = {name: role for role, name in given.items() if role not in BUILT or role in {*CALLED, *OF_HEADS}}
     names: dict[str, str] = {}
     weights: dict[str, Meaning] = {}
     left: list[inspect.Parameter] = []
     for p in parameters:
-        meaning = _weight(p.name) if with_weights and p.name not in told else None
+        meaning = _weight(told.get(p.name, p.name)) if with_weights else None
         role = None if meaning else _role(p, told)
         if meaning is not None:
             weights[p.name] = meaning
@@ -93,6 +95,7 @@ def read_call(
         names["x"] = left.pop(0).name
     if with_weights:
         left = _weights_by_position(left, weights)
+    left = _sizes_by_words(left, names)
     needed = [p.name for p in left if p.default is p.empty]
     if needed:
         raise SpecError(
@@ -100,6 +103,19 @@ def read_call(
             f"ROLE={needed[0]} (roles: {', '.join([*CALLED, *OF_HEADS])}), or give it a fixed value in MANYHEADS_CHECK"
         )
     return _call(parameters, names, weights)
+
+
+def _known(given: Mapping[str, str], parameters: set[str]) -> None:
+    """SpecError for a role that there is not, or a parameter that the call has not; those of constructors are told apart."""
+    for role, name in given.items():
+        is_weight = _weight(role) is not None
+        if not is_weight and role not in {*CALLED, *OF_HEADS, *BUILT}:
+            roles = ", ".join(
+                [*CALLED, *OF_HEADS, *(name for name in BUILT if name not in OF_HEADS), "w_q", "w_k", "w_v", "w_o"]
+            )
+            raise SpecError(f"there is no role {role!r}; the roles are {roles}")
+        if name not in parameters and role not in BUILT:
+            raise SpecError(f"there is no parameter {name!r}; the parameters are {', '.join(sorted(parameters))}")
 
 
 def _call(parameters: list[inspect.Parameter], names: dict[str, str], weights: dict[str, Meaning]) -> Call:
@@ -125,6 +141,18 @@ def _weight(name: str) -> Meaning | None:
 def _role(parameter: inspect.Parameter, told: Mapping[str, str]) -> str | None:
     name = parameter.name
     return told.get(name) or role_by_name(name, parameter.default) or _BY_NAME.get(name.lower())
+
+
+def _sizes_by_words(left: list[inspect.Parameter], names: dict[str, str]) -> list[inspect.Parameter]:
+    """Sizes whose names are in no table, by their words; and a last one that must be given is the number of heads."""
+    for p in [p for p in left if p.default is p.empty]:
+        role = role_of(p.name)
+        if role in ("heads", "kv_heads", "head_dim", "d_model") and role not in names:
+            names[role] = p.name
+    needed = [p for p in left if p.default is p.empty and p.name not in names.values()]
+    if len(needed) == 1 and "heads" not in names:
+        names["heads"] = needed[0].name
+    return [p for p in left if p.name not in names.values()]
 
 
 def _weights_by_position(left: list[inspect.Parameter], weights: dict[str, Meaning]) -> list[inspect.Parameter]:

@@ -13,7 +13,7 @@ from manyheads.check.adapter import roles_given
 from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.spell import place, row
-from manyheads.check.subject import CallError, Subject, as_tensor
+from manyheads.check.subject import CallError, Subject, as_tensor, gradients_of
 from manyheads.check.suites.basics import FULL, plain
 from manyheads.check.suites.masks import some_mask
 
@@ -206,7 +206,7 @@ def _empty_backward(subject: Subject, problem: Problem) -> Finding | None:
     leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
     made = subject.call(replace(problem, q=leaves[0], k=leaves[1], v=leaves[2]))
     if made.requires_grad:
-        for name, gradient in zip("qkv", torch.autograd.grad(made.sum(), leaves, allow_unused=True), strict=True):
+        for name, gradient in zip("qkv", gradients_of(subject, made.sum(), leaves), strict=True):
             if gradient is not None and bool(gradient.any() | ~gradient.isfinite().all()):
                 return Finding(f"no gradient for {name}", row(gradient), "gradient without keys", demand="empty")
     return None
@@ -223,7 +223,7 @@ def gradients(subject: Subject, problem: Problem) -> Finding | Skip | None:
     if not out.requires_grad:
         return Skip("the output carries no gradient")
     cotangent = torch.randint(-2, 3, tuple(out.shape), generator=torch.Generator().manual_seed(subject.seed)).double()
-    found = torch.autograd.grad((out.double() * cotangent).sum(), list(leaves.values()), allow_unused=True)
+    found = gradients_of(subject, (out.double() * cotangent).sum(), leaves.values())
     expected = torch.autograd.grad((right * cotangent).sum(), list(leaves.values()))
     for role, mine, wanted in zip(leaves, found, expected, strict=True):
         have = torch.zeros_like(wanted) if mine is None else mine

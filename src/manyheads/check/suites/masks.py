@@ -10,7 +10,7 @@ from manyheads.check import judges
 from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.problem import Problem, Sizes, numbers
 from manyheads.check.spell import row
-from manyheads.check.subject import Subject
+from manyheads.check.subject import Subject, gradients_of
 from manyheads.check.suites.basics import FEW_QUERIES, FULL, plain
 
 __all__ = ["CASES", "one_hot", "some_mask"]
@@ -128,7 +128,7 @@ def clean_gradients(subject: Subject, problem: Problem) -> Finding | Skip | None
     out = subject.call(replace(prepared, q=leaves[0], k=leaves[1], v=leaves[2]))
     if not out.requires_grad:
         return Skip("the output carries no gradient")
-    found = torch.autograd.grad(out[:, :, 1:].sum() if out.shape[2] > 1 else out.sum(), leaves, allow_unused=True)
+    found = gradients_of(subject, out[:, :, 1:].sum() if out.shape[2] > 1 else out.sum(), leaves)
     for name, gradient in zip("qkv", found, strict=True):
         if gradient is not None and not bool(gradient.isfinite().all()):
             bad = int((~gradient.isfinite()).sum())

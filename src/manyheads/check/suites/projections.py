@@ -17,7 +17,7 @@ from manyheads.check.multihead.storage import only_held, stored
 from manyheads.check.multihead.subject import MultiheadSubject
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.spell import row
-from manyheads.check.subject import CallError, Subject
+from manyheads.check.subject import CallError, Subject, gradients_of
 from manyheads.check.suites.masks import some_mask
 
 __all__ = ["CASES"]
@@ -119,7 +119,7 @@ def gradients(subject: Subject, problem: Problem) -> Finding | Skip | None:
     wanted = dict(zip(
         ("x", *leaves), torch.autograd.grad((right * cotangent).sum(), (problem.x, *leaves.values())), strict=True,
     ))  # fmt: skip
-    found = torch.autograd.grad((out.double() * cotangent).sum(), list(places.values()), allow_unused=True)
+    found = gradients_of(subject, (out.double() * cotangent).sum(), places.values())
     expected = {"x": wanted.pop("x")} | _in_places(subject, problem, wanted)
     for name, mine in zip(places, found, strict=True):
         right_one = expected[name].detach()
