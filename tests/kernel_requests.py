@@ -87,7 +87,7 @@ def check(asked: KernelRequest) -> None:
     whole = None if bias is None else bias.double()
     if alibi is not None:
         distance = (torch.arange(s - t, s)[:, None] - torch.arange(s)).abs().double()
-        whole = (0 if whole is None else whole) - alibi.double()[:, None, None] * distance
+        whole = (0 if whole is None else whole) - alibi.double()[None, :, None, None] * distance
     expected = softmax.attention(q.double(), *wide, scale=scale, visible=dense(seen[:, None]), bias=whole, **told)
     _compare(found, expected, wide[1], asked)
 
