@@ -193,6 +193,15 @@ def test_a_command_that_is_ended_leaves_nothing(place, number) -> None:
         time.sleep(0.05)  # the fixture looks that nothing is left
 
 
+def test_modules_of_the_folder_do_not_stand_for_python_s(place, monkeypatch) -> None:
+    for name in ("json", "queue", "torch", "typing"):
+        (place / f"{name}.py").write_text("raise SystemExit('not this one')\n")
+    (place / "elsewhere").mkdir()
+    (place / "users.py").rename(place / "elsewhere/users.py")
+    monkeypatch.chdir(place)
+    assert ask(place / "elsewhere", "waits_at_the_end", "scale").outcomes["scale"]["status"] == "pass"
+
+
 def test_frames_are_found_among_other_bytes() -> None:
     token = new_token()
     frames = Frames(token)

@@ -141,3 +141,17 @@ def test_a_fault_of_ours_is_not_blamed_on_the_function(ask, tmp_path) -> None:
     )
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         ask("twice", "values")
+
+
+def test_torch_has_one_thread_unless_the_user_says_otherwise(tmp_path, monkeypatch) -> None:
+    """On a machine of two busy cores, two threads took ten times as long: tiny tensors, and each waits for the other."""
+    path = tmp_path / "threads.py"
+    path.write_text(
+        "import torch\nprint(torch.get_num_threads())\n"
+        "def f(q, k, v):\n    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v\n"
+    )
+    request = Request(file=str(path), function="f", options={**ASKED, "only": ["scale"]})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert supervise(request).printed == "1\n"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert supervise(request).printed == "2\n"

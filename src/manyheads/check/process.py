@@ -70,7 +70,8 @@ class Process:
         self._frames = Frames(token)
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._warden = subprocess.Popen(
-            [sys.executable, "-c", "from manyheads.check.warden import main; main()"],
+            # -P: modules of the folder that we stand in must not stand for Python's
+            [sys.executable, "-P", "-c", "from manyheads.check.warden import main; main()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )  # fmt: skip

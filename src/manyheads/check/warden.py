@@ -35,7 +35,7 @@ def main() -> None:
     _no_core()
     os.mkdir(request["folder"], 0o700)
     worker = subprocess.Popen(
-        [sys.executable, "-c", "from manyheads.check.worker import main; main()"], stdin=subprocess.PIPE,
+        [sys.executable, "-P", "-c", "from manyheads.check.worker import main; main()"], stdin=subprocess.PIPE,
         env={**os.environ, "TMPDIR": request["folder"]}, start_new_session=True,
     )  # fmt: skip
     threading.Thread(target=_end_with_input, args=(worker, request["folder"]), daemon=True).start()

@@ -95,6 +95,8 @@ def _beats(say: Say) -> Callable[[], None]:
 
 
 def _answer(request: Mapping[str, Any], say: Say) -> None:
+    import torch
+
     from manyheads.check.catalogue import CASES
     from manyheads.check.examine import examine_all
     from manyheads.check.load import load
@@ -105,6 +107,8 @@ def _answer(request: Mapping[str, Any], say: Say) -> None:
     from manyheads.check.targets import adapter_of
     from manyheads.errors import CheckpointError
 
+    if "OMP_NUM_THREADS" not in os.environ:  # the tensors are tiny: more threads only wait for each other
+        torch.set_num_threads(1)
     say({"ready": True})
     path = os.path.abspath(request["file"])
     loaded = load(path, request["function"])
