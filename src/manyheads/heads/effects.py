@@ -43,7 +43,7 @@ class Budget:
     """How much is measured: `most` heads on `rounds` whole windows, all on short ones before; after `seconds` no new work is
     begun, but at least `least` heads are taken out, on `least_rounds` windows."""
 
-    most: int = 32
+    most: int = 28
     rounds: int = 8
     seconds: float = SECONDS
     least: int = 8

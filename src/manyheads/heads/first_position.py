@@ -59,7 +59,8 @@ def first_position(
         rows = [row for row, place in enumerate(run.places) if has_first(modules[place.path], place.stage)]
         if not rows:
             return ()
-        together = _added(run, [(row, run.places[row].numbers) for row in rows], len(given), pace)
+        # Half of the windows will do to choose layers.
+        together = _added(run, [(row, run.places[row].numbers) for row in rows], -(-len(given) // 2), pace)
         by_layer = {
             row: abs(together[:, row, run.places[row].numbers[0]].mean()) for row in rows if run.places[row].numbers
         }

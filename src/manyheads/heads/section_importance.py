@@ -28,13 +28,14 @@ __all__ = ["HALVES", "WINDOWS", "WINDOW_TOKENS", "around", "weighed"]
 
 WINDOW_TOKENS = 128
 WINDOWS = 16
-"""Windows of either half of the text, at most, of which half are judged on when many heads go."""
+"""Windows of either half of the text, at most, of which a few are judged on when many heads go."""
 HALVES = ("the first half of the text", "the second half")
 _LEAST_WINDOWS = 8
 _LEAST_WINDOW = 16
 _BEGINNING = 32
 _SHORTEST = 4
 _BEGINNINGS = 6
+_JUDGING = 6
 _WAYS = ("zero", "mean")
 _SHARE = 0.01
 
@@ -53,10 +54,10 @@ class _Text:
 
     @property
     def judging(self) -> list[list[Batch]]:
-        """Eight windows of either half."""
+        """A few windows of either half."""
         whole = self.texts
         return [
-            [batch for batch, half in zip(whole.windows, whole.halves, strict=True) if half == one][:_LEAST_WINDOWS]
+            [batch for batch, half in zip(whole.windows, whole.halves, strict=True) if half == one][:_JUDGING]
             for one in (0, 1)
         ]
 
