@@ -234,6 +234,40 @@ attention.manyheads_check = {"names": {"w_x": "two"}}
         named(str(tmp_path / "told.py"), "attention")
 
 
+def test_objects_and_names_that_tell_little(tmp_path) -> None:
+    """An object whose attribute is called n; torch's flag, a hint beside the mask; and nothing but *args."""
+    (tmp_path / "little.py").write_text(
+        """
+import torch
+from torch import nn
+from manyheads import MultiheadAttention
+
+class Few(nn.Module):
+    def __init__(self, width, count):
+        super().__init__()
+        self.n, self.i, self.o = count, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (self.n, -1)).transpose(1, 2) for y in self.i(x).chunk(3, -1))
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+few = Few(24, 4)
+
+def anything(*args):
+    q, k, v = args
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+"""
+    )
+    few = named(str(tmp_path / "little.py"), "few")
+    assert (few.adapter.widths, few.adapter.causal) == ((24, 4, 4), "always")
+    assert outcomes(few, "projected", "causal-values")["projected"].status == "pass"
+    ours = named(str(tmp_path / "little.py"), "MultiheadAttention")
+    assert ours.adapter.lacks["causal-mask"].startswith("its is_causal is a hint")
+    assert {outcome.status for outcome in outcomes(ours, "projected-causal", "mask", "causal").values()} == {"pass"}
+    assert outcomes(named(str(tmp_path / "little.py"), "anything"), "values")["values"].status == "pass"
+
+
 def test_tokens_first_is_found(tmp_path) -> None:
     (tmp_path / "first.py").write_text(
         "import torch\n"

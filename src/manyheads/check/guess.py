@@ -196,14 +196,32 @@ def _bias(subject: Subject) -> Adapter:
 def _hint(subject: Subject) -> Adapter:
     """A causal flag that is a hint beside the mask, and refused without it, is none of its own (torch's module)."""
     adapter, problem = subject.adapter, probes.square_problem(subject)
-    if adapter.causal != "flag" or not adapter.mask or probes.takes(subject, replace(problem, causal=True)) is None:
+    if adapter.causal != "flag" or not adapter.mask:
         return adapter
+    if probes.takes(subject, replace(problem, causal=True)) is None:
+        return _hint_beside_a_mask(subject)
     tokens = problem.q.shape[2]
     visible = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=problem.q.device).tril()
     if probes.takes(subject, replace(problem, causal=True, visible=visible)) is not None:
         return adapter
     lacks = {**adapter.lacks, "causal": "its causal flag is a hint beside the mask, and refused without it"}
     return replace(adapter, causal="", lacks=lacks)
+
+
+def _hint_beside_a_mask(subject: Subject) -> Adapter:
+    """Under the name that torch gives it, a module's flag may stand for the mask, so that a mask takes its place."""
+    adapter = subject.adapter
+    if not subject.joins_heads or adapter.names.get("causal") != "is_causal":
+        return adapter
+    both = replace(probes.masked_problem(subject), causal=True)
+    try:
+        found, masked = probes.sees_whom(subject, both), probes.sees_whom(subject, replace(both, causal=False))
+    except CallError:
+        return adapter
+    if not bool((found == masked).all()):
+        return adapter
+    reason = "its is_causal is a hint that a mask takes the place of, as in torch's module"
+    return replace(adapter, lacks={**adapter.lacks, "causal-mask": reason})
 
 
 def _weights(subject: Subject) -> Adapter:

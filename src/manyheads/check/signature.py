@@ -105,6 +105,8 @@ def read_roles(function: Callable[..., Any], given: Mapping[str, str], fixed: Ma
     missing = sorted(set(given.values()) - {p.name for p in plain})
     if missing and not open_ended:
         raise SpecError(f"there is no parameter {missing[0]!r}; the parameters are {', '.join(p.name for p in plain)}")
+    if not plain and any(p.kind is p.VAR_POSITIONAL for p in parameters):  # *args alone
+        return Roles({"q": "q", "k": "k", "v": "v"}, ("q", "k", "v"), ("q", "k", "v"), {}, ())
     names = _roles_by_name(plain, given)
     _by_position(plain, names)
     back = {parameter: role for role, parameter in names.items()}

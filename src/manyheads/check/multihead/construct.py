@@ -46,7 +46,7 @@ BUILT: dict[str, tuple[str, ...]] = {
         "context_size", "context_window", "n_ctx", "ctx_len", "max_position_embeddings", "max_tokens", "max_sequence_length",
         "sequence_length",
     ),
-    "causal": ("causal", "is_causal", "masked", "mask", "autoregressive", "unidirectional", "use_causal_mask", "is_decoder"),
+    "causal": ("causal", "is_causal", "masked", "mask", "autoregressive", "unidirectional", "use_causal_mask"),
     "batch": ("max_batch_size", "batch_size", "max_batch"),
     "batch_first": ("batch_first",),
     "layer": ("layer_idx", "layer_id", "layer"),
@@ -118,6 +118,8 @@ class _Config:
         self._wanted, self._asked = wanted, asked
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_attn_implementation":  # what transformers' modules ask
+            return "eager"
         role = role_of(name)
         if name.startswith("_") or role in (None, "config", "temperature", "scale"):
             raise AttributeError(f"{name!r}, asked of the configuration, is not understood")

@@ -43,7 +43,7 @@ def guess_heads(subject: MultiheadSubject, wishes: Wishes) -> tuple[HeadsAdapter
     call = _call_of(subject, wishes)
     known = {role: "told" if role in wishes.names else "name" for role in call.names}
     start = _described(subject, call)
-    adapter, known["layout"] = _first_call(replace(subject, adapter=start), call, wishes)
+    adapter, known["layout"] = _first_of_widths(replace(subject, adapter=start), call, wishes)
     known["weights of"] = "name" if all(meaning.says_weight for meaning in call.weights.values()) else "tried"
     roles = Roles(call.names, call.positional, call.required, call.defaults, ())
     subject = replace(subject, adapter=of_heads.switches(adapter, roles))
@@ -107,7 +107,7 @@ def _built(subject: MultiheadSubject) -> dict[str, tuple[str, ...]]:
 
 
 def _widths(thing: Any) -> tuple[int, ...]:
-    """Width of x, heads and key/value heads of an object that is there; () for a function."""
+    """Width of x, heads and key/value heads of an object that is there, heads 0 where no attribute tells; () for a function."""
     if thing is None:
         return ()
 
@@ -115,17 +115,12 @@ def _widths(thing: Any) -> tuple[int, ...]:
         values = [value for name, value in _attributes(thing) if name.lower() in BUILT[role] and type(value) is int]
         return values[0] if values else None
 
-    heads, arrays = told("heads"), state.arrays_of(thing)
-    width = next((min(array.shape) for array in arrays.values() if len(array.shape) == 2), None)
-    if heads is None or width is None:
-        raise CheckpointError(
-            "an object must say its number of heads in an attribute (num_heads, n_head, h, ...); give the class instead"
-        )
-    width = told("d_model") or width
-    if width % heads:
-        raise CheckpointError(
-            f"the object's width of {width} is not divided by its {heads} heads; give the class instead"
-        )
+    heads = told("heads") or 0
+    width = told("d_model") or next(
+        (min(array.shape) for array in state.arrays_of(thing).values() if len(array.shape) == 2), 0
+    )
+    if not width or (heads and width % heads):
+        raise CheckpointError(f"an object of width {width} and {heads} heads cannot be taken; give the class instead")
     return (width, heads, told("kv_heads") or heads)
 
 
@@ -135,7 +130,34 @@ def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from vars(part).items()
 
 
+def _numbers_of_heads(widths: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The widths, and where they do not tell the heads, all numbers that divide it; one last."""
+    if not widths or widths[1]:
+        return [widths]
+    counts = [heads for heads in range(2, widths[0] + 1) if widths[0] % heads == 0]
+    return [(widths[0], heads, heads) for heads in (*counts, 1)]
+
+
 # the first call
+
+
+def _first_of_widths(subject: MultiheadSubject, call: Call, wishes: Wishes) -> tuple[HeadsAdapter, str]:
+    """The first way of calling it; of an object that does not tell its heads, with the number that makes it right."""
+    ways = _numbers_of_heads(subject.adapter.widths)
+    if len(ways) == 1:
+        return _first_call(subject, call, wishes)
+    for widths in ways:
+        asked = replace(subject, adapter=replace(subject.adapter, widths=widths))
+        adapter, known = _first_call(asked, call, wishes)
+        problem = only_held(_problem(replace(asked, adapter=adapter)), adapter.slots)
+        problem = replace(problem, causal=adapter.causal == "always")
+        found, right = replace(asked, adapter=adapter).call(asked.prepare(problem)).double(), whole_answer(problem)
+        if torch.allclose(found, right, rtol=0.0, atol=asked.allowed(right), equal_nan=True):
+            return adapter, known
+    raise CheckpointError(
+        "an object must say its number of heads in an attribute (num_heads, n_head, h, ...), and with none it is right; give the "
+        "class instead"
+    )
 
 
 def _first_call(subject: MultiheadSubject, call: Call, wishes: Wishes) -> tuple[HeadsAdapter, str]:
