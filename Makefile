@@ -12,7 +12,7 @@ WORKERS ?= auto
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 TORCH := $(shell grep '^torch==' constraints.txt)
-SOURCES := src tests bench
+SOURCES := src tests benchmarks
 
 .PHONY: demo test lint format bench clean
 
@@ -37,7 +37,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)
 
 bench: $(VENV)/.demo
-	$(BIN)/python bench/startup.py
+	$(BIN)/python benchmarks/startup.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis xray.html xray.json

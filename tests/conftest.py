@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-import tiny_models
+from support import tiny_models
 
 # torch keeps the graphs that it compiles by what they compute, whatever instructions they were compiled for: taken up by a run
 # that is told to do with fewer (ATEN_CPU_CAPABILITY=default), they do not compile.
@@ -97,7 +97,7 @@ def smollm2(smollm2_file: str, model_cache: Path) -> Any:
     pytest.importorskip("transformers")
     from manyheads.checkpoints import open_model
     from manyheads.checkpoints.locate import locate
-    from manyheads.models.load import load_model
+    from manyheads.models.load.model import load_model
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MANYHEADS_CACHE", str(model_cache))

@@ -23,7 +23,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the documents take for granted: a model and its tokenizer, texts, tokens."""
     import transformers
 
-    import tiny_models
+    from support import tiny_models
 
     folder = tiny_models.save("llama", tmp_path / "model")
     config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=18)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from manyheads.cost import price
     from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError, SpecError
     from manyheads.layer import Attention, MultiheadAttention, mha
-    from manyheads.models.enabling import cache, disable, enable
+    from manyheads.models.enable import cache, disable, enable
     from manyheads.report import Report
     from manyheads.spec import (
         Alibi,
@@ -101,9 +101,9 @@ _ROOMS = {
     "Attention": "layer",
     "MultiheadAttention": "layer",
     "mha": "layer",
-    "enable": "models.enabling",
-    "disable": "models.enabling",
-    "cache": "models.enabling",
+    "enable": "models.enable",
+    "disable": "models.enable",
+    "cache": "models.enable",
 }
 
 

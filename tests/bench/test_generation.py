@@ -14,7 +14,7 @@ from manyheads.report.jsonform import encode
 
 pytest.importorskip("transformers")
 
-import tiny_transformers
+from support import tiny_transformers
 
 CACHED, PROMPT = (4, 40), 9
 

@@ -15,7 +15,7 @@ from manyheads.bench.probes import Peaks
 from manyheads.bench.shape import Shape
 from manyheads.bench.tables import Measured
 
-SCRIPT = str(Path(__file__).parents[2] / "bench" / "decode.py")
+SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "decode.py")
 PEAKS = Peaks(1e9, "numpy's sum", 1e12, 2e12)
 AROUND = {
     "threads": 2, "versions": {"torch": "9.9"}, "settings": {"rounds": 15, "rotation_bytes": 1 << 30},
@@ -52,7 +52,7 @@ def test_the_page_has_gains_losses_machine_and_command(monkeypatch, tmp_path):
     target = tmp_path / "page.md"
     assert run(monkeypatch, target, RIGHT) == 0
     page, picture = target.read_text(), (tmp_path / "page.svg").read_text()
-    assert "python bench/decode.py --no-real" in page
+    assert "python benchmarks/decode.py --no-real" in page
     assert "on P, 2 cores, 16.00 GiB of memory" in page
     assert "torch 9.9" in page
     assert "![Time of a decode step against cached tokens](page.svg)" in page

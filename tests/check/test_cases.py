@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import torch
 
-from check_support import by_loops
 from manyheads.check.case import Case
 from manyheads.check.catalogue import CASES, by_name
 from manyheads.check.features import FEATURES
 from manyheads.check.problem import Problem, Sizes, answer, answer_weights, seen, smaller
+from support.check_support import by_loops
 
 OF_REFERENCE = [case for case in CASES if case.name not in ("group-refused", "onnx")]
 

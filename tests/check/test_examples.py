@@ -11,10 +11,10 @@ pytest.importorskip("torch")
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from check_support import EXAMPLES, example, failing, guessed, outcomes, passing
 from manyheads.check.catalogue import CASES
 from manyheads.check.examine import examine
 from manyheads.ops import sdpa, softmax, tiled
+from support.check_support import EXAMPLES, example, failing, guessed, outcomes, passing
 
 ALL_BUT_ONNX = [case.name for case in CASES if case.suite != "onnx" and "projections" not in case.needs]
 PROJECTING = {"projections", "biases", "cache", "wide-heads", "dropout"}  # no question to a function of q, k and v

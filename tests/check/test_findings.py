@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from check_support import example, guessed, outcomes
 from manyheads.check.catalogue import by_name
 from manyheads.check.problem import Problem
 from manyheads.check.spell import call_as_code, place, row, seen_keys
 from manyheads.check.subject import CallError
+from support.check_support import example, guessed, outcomes
 
 
 def pasted(code: str, name: str, function) -> torch.Tensor:

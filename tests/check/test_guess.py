@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from check_support import failing, guessed, outcomes, passing
 from manyheads.check.adapter import Adapter
 from manyheads.check.catalogue import by_name
 from manyheads.check.subject import CallError
 from manyheads.errors import SpecError
+from support.check_support import failing, guessed, outcomes, passing
 
 
 def core(q, k, v, blocked=None):

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from check_support import ASKED
 from manyheads.check.channel import Frames, frame, new_token
 from manyheads.check.process import Printed
 from manyheads.check.supervise import MOST_LOST, Request, supervise
 from manyheads.errors import ManyheadsError
+from support.check_support import ASKED
 
 FILE = """
 import atexit, json, os, subprocess, sys, tempfile, threading, time

@@ -7,10 +7,10 @@ import types
 import pytest
 
 pytest.importorskip("torch")
-from check_support import ASKED
 from manyheads.check.load import Loaded, load, settings_of
 from manyheads.check.requests import chosen_cases, subject_and_wishes
 from manyheads.errors import ManyheadsError
+from support.check_support import ASKED
 
 GOOD = """
 from neighbour import number

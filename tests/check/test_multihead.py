@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.nn.functional import multi_head_attention_forward
 
-from check_support import named, outcomes
 from manyheads.check.multihead.adapter import adapter_from
 from manyheads.check.multihead.problem import Widths, lift, natural, remade, whole_answer
 from manyheads.check.multihead.storage import Slot, bias_pattern, patterns, stored
@@ -23,6 +22,7 @@ from manyheads.check.problem import Problem, Sizes, answer
 from manyheads.check.suites.basics import plain
 from manyheads.check.twins import TWINS as OF_HEADS
 from manyheads.errors import ManyheadsError
+from support.check_support import named, outcomes
 
 SUBJECTS = Path(__file__).parent / "subjects"
 SIZES = Sizes(batch=2, heads=3, kv_heads=3, queries=4, keys=4, dim=2, value_dim=2)

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from check_support import named, outcomes
 from manyheads.check import examine
 from manyheads.check.catalogue import CASES
+from support.check_support import named, outcomes
 
 FOLDER = Path(__file__).parent / "subjects"
 

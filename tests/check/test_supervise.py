@@ -7,10 +7,10 @@ import json
 import pytest
 
 pytest.importorskip("torch")
-from check_support import ASKED
 from manyheads.check.summary import summary
 from manyheads.check.supervise import Request, supervise
 from manyheads.errors import ManyheadsError
+from support.check_support import ASKED
 
 FILE = """
 import ctypes, os, sys, time

@@ -207,7 +207,7 @@ def test_llama_rows_are_stored_in_pairs() -> None:
     """The permutation that was found on SmolLM2's real file: stored rows become Hugging Face's so."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("einops")
-    from manyheads.models.store_patterns import put_together, take_apart
+    from manyheads.models.store.patterns import put_together, take_apart
 
     heads, width, d_model = 3, 8, 5
     stored = torch.randn(heads * width, d_model)

@@ -18,7 +18,7 @@ from manyheads.checkpoints.families import LEFT_OUT, MISLEADING, MODULES, names 
 from manyheads.errors import CheckpointError  # noqa: E402
 from manyheads.spec import StackSpec  # noqa: E402
 
-_FILE = Path(__file__).parents[2] / "bench" / "model_types.py"
+_FILE = Path(__file__).parents[2] / "benchmarks" / "model_types.py"
 # Default configurations that transformers itself refuses to make.
 NO_DEFAULT = {"gemma4_assistant", "nougat"}
 
@@ -27,7 +27,7 @@ NO_DEFAULT = {"gemma4_assistant", "nougat"}
 def bench() -> Any:
     """The script that also writes docs/model-types.md."""
     if not _FILE.exists():
-        pytest.skip("bench/ is not in this copy")
+        pytest.skip("benchmarks/ is not in this copy")
     spec = importlib.util.spec_from_file_location("model_types", _FILE)
     assert spec is not None
     assert spec.loader is not None
@@ -98,9 +98,9 @@ def test_the_page_names_every_type_once(bench: Any, found: dict[str, Any]) -> No
     assert [name for name in found if f"`{name}`" not in page] == []
     stored = _FILE.parents[1] / "docs" / "model-types.md"
     if transformers.__version__ == "5.24.0" and stored.exists():
-        undated = [line for line in page.splitlines() if "python bench/model_types.py" not in line]
+        undated = [line for line in page.splitlines() if "python benchmarks/model_types.py" not in line]
         assert undated == [
-            line for line in stored.read_text().splitlines() if "python bench/model_types.py" not in line
+            line for line in stored.read_text().splitlines() if "python benchmarks/model_types.py" not in line
         ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
+from support import tiny_models
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-import tiny_models
 from manyheads.cli.main import main
+from support import tiny_models
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")

@@ -15,8 +15,8 @@ import torch
 
 import manyheads
 from manyheads.cli.main import main
-from manyheads.models.door import opened
-from tiny_transformers import build, inputs
+from manyheads.models.door.door import opened
+from support.tiny_transformers import build, inputs
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import tiny_models
 from manyheads.cli.main import main
+from support import tiny_models
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("numba")
 
-from manyheads.heads.evidence import LEAST_EFFECT  # noqa: E402
+from manyheads.heads.roles.evidence import LEAST_EFFECT  # noqa: E402
 
 TEXT = "the cat sat on the mat, and the dog ran after the cat. " * 6
 
@@ -71,7 +71,7 @@ def test_json_is_what_statistics_say(capsys: Any, tiny: Any, text: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from manyheads.heads.batches import windows
-    from manyheads.heads.statistics import statistics
+    from manyheads.heads.statistics.measure import statistics
 
     status, out, _ = quick(capsys, tiny("llama"), text, "--json", "--importance", "none")
     told = json.loads(out)
@@ -209,7 +209,7 @@ def test_a_page_to_look_into_where_the_file_s_name_asks_for_one(
 
 
 def test_a_head_that_was_removed_is_said_to_be(capsys: Any, tiny: Any, text: str, tmp_path: Path) -> None:
-    from manyheads.heads.export import export
+    from manyheads.heads.pruning.export import export
 
     export(tiny("llama"), "0:1,2", tmp_path / "out", form="padded")
     said = refused(capsys, tmp_path / "out", "--text", text, "--head", "0:2")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import tiny_models
 from manyheads.cli.main import main
-from manyheads.heads.pruning_tables import report
-from manyheads.models.reading import Reading, shipped_text
+from manyheads.heads.pruning.tables import report
+from manyheads.models.load.text import Reading, shipped_text
+from support import tiny_models
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -162,7 +162,7 @@ def test_heads_that_went_before_are_counted(capsys, here, llama) -> None:
 
 
 def test_a_budget_that_cannot_be_met_is_refused_before_the_model_is_loaded(capsys, here, llama, monkeypatch) -> None:
-    monkeypatch.setattr("manyheads.heads.pruning.load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("manyheads.heads.pruning.run.load_model", lambda *_, **__: pytest.fail("it was loaded"))
     for words, said in (
         (("--budget", 0), "--budget '0' is 0 of 8 heads; expected from 1 to 6: one of each layer stays"),
         (("--budget", "70%", "--whole-groups"), "expected from 2 to 4 in groups of 2: one of each layer stays"),
@@ -173,7 +173,7 @@ def test_a_budget_that_cannot_be_met_is_refused_before_the_model_is_loaded(capsy
 
 
 def test_progress_has_counts(capsys, here, llama, monkeypatch) -> None:
-    monkeypatch.setattr("manyheads.heads.pace._SECONDS_BETWEEN_WORDS", 0.0)
+    monkeypatch.setattr("manyheads.heads.progress._SECONDS_BETWEEN_WORDS", 0.0)
     _, out, err = run(capsys, llama, "--budget", 2, "--by", "zero", "--rounds", 1, "--tokens", 200)
     assert out.startswith("tiny-llama: 2 of 8 heads")
     assert "greedy by ablation to zero" in out
@@ -238,7 +238,7 @@ def test_named_heads_need_no_tokenizer(capsys, here, tmp_path, family: str) -> N
 
 def test_named_heads_go_where_the_tokenizer_makes_too_little_of_our_text(capsys, here, llama, monkeypatch) -> None:
     """Of a text that nobody asked for. One that was asked for has to be text."""
-    monkeypatch.setattr("manyheads.models.reading.shipped_text", lambda: Reading("ours", "a", "0" * 64, shipped=True))
+    monkeypatch.setattr("manyheads.models.load.text.shipped_text", lambda: Reading("ours", "a", "0" * 64, shipped=True))
     assert "no loss was measured: ours is 1 token long" in run(capsys, llama, "--heads", "0:0")[1]
     Path("short").write_text("a")
     status, _, err = run(capsys, llama, "--heads", "0:0", "--text", "short")

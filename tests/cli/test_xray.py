@@ -116,8 +116,8 @@ def test_a_text_of_the_user_s_and_a_beginning(capsys, here, llama) -> None:
 
 
 def test_a_mismatch_exits_1_and_is_written(capsys, here, llama, monkeypatch) -> None:
-    from manyheads.models import xray
-    from manyheads.models.counting import ParameterCheck
+    from manyheads.models.parameter_count import ParameterCheck
+    from manyheads.xray import run as xray
 
     monkeypatch.setattr(xray, "check_parameters", lambda *_: ParameterCheck(10, 11, 0, 0))
     status, out, _ = quick(capsys, llama)
@@ -253,7 +253,7 @@ def test_a_short_text_is_refused(capsys, here, llama) -> None:
 
 
 def test_without_the_demo_model_the_command_that_brings_it_is_named(capsys, here, monkeypatch) -> None:
-    from manyheads.models import load
+    from manyheads.models.load import model as load
 
     monkeypatch.setattr(load, "DEMO_PACKAGE", "no_such_package_here")
     status, _, err = run(capsys)
@@ -365,7 +365,7 @@ def test_the_demo_s_page_in_a_browser(demo, browser, width: int) -> None:
 @pytest.mark.parametrize("form", ["padded", "compact"])
 def test_a_layer_that_lost_all_its_heads_is_no_mismatch(capsys, here, llama, form) -> None:
     """Its head of zeros is stored and counted, and no token looks back at it: there is nothing to hold against."""
-    from manyheads.heads.export import export
+    from manyheads.heads.pruning.export import export
 
     export(llama, "0:0,1,2,3", here / "out", form=form)
     status, out, _ = quick(capsys, here / "out", "--no-heads")

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import held_models as tiny_models  # noqa: E402
 from manyheads.cost.engines import engine_answers  # noqa: E402

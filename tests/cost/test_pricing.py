@@ -19,7 +19,7 @@ from manyheads.report.jsonform import dumps
 from manyheads.report.text import render
 from manyheads.spec import StackSpec
 from manyheads.spec.text import parse, parse_stack
-from strategies import models
+from support.strategies import models
 
 ROOT = Path(__file__).parents[2]
 LLAMA_2_70B = "gqa(8192, 64/8x128, rope=1e4) + mlp(28672, gated) x 80; vocab=32000"

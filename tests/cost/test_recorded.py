@@ -26,7 +26,7 @@ from manyheads.spec import (
     Self,
     State,
 )
-from recorder import run_attention, run_mlp
+from support.recorder import run_attention, run_mlp
 
 
 def random_heads(draw: random.Random) -> AttentionSpec:

@@ -18,14 +18,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("numba")
 
-import tiny_models  # noqa: E402
-import tiny_transformers as tiny  # noqa: E402
 from manyheads.checkpoints import files  # noqa: E402
 from manyheads.cli.main import main  # noqa: E402
 from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError  # noqa: E402
-from manyheads.heads import export as exporting  # noqa: E402
-from manyheads.heads.export import export, load_pruned  # noqa: E402
-from manyheads.heads.prune import mask, prune  # noqa: E402
+from manyheads.heads.pruning import export as exporting  # noqa: E402
+from manyheads.heads.pruning.export import export, load_pruned  # noqa: E402
+from manyheads.heads.pruning.remove import mask, prune  # noqa: E402
+from support import tiny_models  # noqa: E402
+from support import tiny_transformers as tiny  # noqa: E402
 
 TEXT = "the cat sat on the mat, and the dog ran after the cat. " * 30
 OUTSIDE = {
@@ -243,7 +243,7 @@ def test_folders_that_cannot_be_written_are_refused_before_the_model_is_loaded(
     Path("used/mine.txt").write_text("x")
     Path("link").symlink_to("nowhere")
     Path("loop").symlink_to(llama, target_is_directory=True)
-    monkeypatch.setattr("manyheads.models.load.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("manyheads.models.load.model.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     for folder, said in {
         "file": "is there already", "used": "is there already", "link": "is there already", ".": "is there already",
         "file/out": "is not a folder", llama: "is there already", llama / "out": "inside the folder of the model",
@@ -281,7 +281,7 @@ def _no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("place", ["safetensors.torch.save_file", "manyheads.heads.export.card"])
+@pytest.mark.parametrize("place", ["safetensors.torch.save_file", "manyheads.heads.pruning.export.card"])
 def test_a_full_disk_midway(capsys, here, llama, monkeypatch, place: str) -> None:
     from safetensors import SafetensorError
 
@@ -296,7 +296,12 @@ def test_a_full_disk_midway(capsys, here, llama, monkeypatch, place: str) -> Non
 
 @pytest.mark.parametrize(
     "place",
-    ["safetensors.torch.save_file", "manyheads.heads.export._apart", "manyheads.heads.export.card", "os.replace"],
+    [
+        "safetensors.torch.save_file",
+        "manyheads.heads.pruning.export._apart",
+        "manyheads.heads.pruning.export.card",
+        "os.replace",
+    ],
 )
 def test_ctrl_c_midway_leaves_nothing_and_an_empty_folder_empty(capsys, here, llama, monkeypatch, place: str) -> None:
     Path("ready").mkdir()

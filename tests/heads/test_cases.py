@@ -22,27 +22,27 @@ pytest.importorskip("numba")
 
 from torch.nn import functional  # noqa: E402
 
-import tiny_transformers as tiny  # noqa: E402
-from alibi_model import AlibiModel  # noqa: E402
 from manyheads.errors import BackendError, ManyheadsError  # noqa: E402
-from manyheads.heads.ablation import ablation  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.batches import padded  # noqa: E402
-from manyheads.heads.choose import choose  # noqa: E402
-from manyheads.heads.export import export, load_pruned  # noqa: E402
-from manyheads.heads.gates import train_gates  # noqa: E402
-from manyheads.heads.importance import importance  # noqa: E402
-from manyheads.heads.induction import induction  # noqa: E402
-from manyheads.heads.maps import head_maps  # noqa: E402
-from manyheads.heads.maps_page import maps_widget  # noqa: E402
-from manyheads.heads.metrics import next_token_loss  # noqa: E402
-from manyheads.heads.prune import mask  # noqa: E402
-from manyheads.heads.statistics import HeadStatistics, statistics  # noqa: E402
-from manyheads.heads.trial import logits_of  # noqa: E402
-from manyheads.models import door as doors  # noqa: E402
-from manyheads.models import door_attentions  # noqa: E402
-from manyheads.models.door import opened  # noqa: E402
-from peak_memory import PEAK_BYTES, needs_proc  # noqa: E402
+from manyheads.heads.effects.ablation import ablation  # noqa: E402
+from manyheads.heads.effects.importance import importance  # noqa: E402
+from manyheads.heads.effects.metrics import next_token_loss  # noqa: E402
+from manyheads.heads.gates.train import train_gates  # noqa: E402
+from manyheads.heads.page.maps import head_maps  # noqa: E402
+from manyheads.heads.page.widgets import maps_widget  # noqa: E402
+from manyheads.heads.pruning.choose import choose  # noqa: E402
+from manyheads.heads.pruning.export import export, load_pruned  # noqa: E402
+from manyheads.heads.pruning.random_inputs import logits_of  # noqa: E402
+from manyheads.heads.pruning.remove import mask  # noqa: E402
+from manyheads.heads.roles.induction import induction  # noqa: E402
+from manyheads.heads.statistics.measure import HeadStatistics, statistics  # noqa: E402
+from manyheads.models.door import attentions as door_attentions  # noqa: E402
+from manyheads.models.door import door as doors  # noqa: E402
+from manyheads.models.door.door import opened  # noqa: E402
+from support import tiny_transformers as tiny  # noqa: E402
+from support.alibi_model import AlibiModel  # noqa: E402
+from support.peak_memory import PEAK_BYTES, needs_proc  # noqa: E402
 
 FIGURES = ("entropy", "distance", "spread", "output_norm", "offsets")
 
@@ -171,11 +171,11 @@ _PEAK = (
 import sys, torch
 sys.path[:0] = {path!r}
 torch.set_num_threads(1)
-from tiny_transformers import build
-from manyheads.heads.ablation import ablation
-from manyheads.heads.importance import importance
-from manyheads.heads.statistics import statistics
-from manyheads.models.door import opened
+from support.tiny_transformers import build
+from manyheads.heads.effects.ablation import ablation
+from manyheads.heads.effects.importance import importance
+from manyheads.heads.statistics.measure import statistics
+from manyheads.models.door.door import opened
 model = build("llama", attention="sdpa")
 def texts(count):
     draw = torch.Generator().manual_seed(0)
@@ -213,7 +213,7 @@ def test_o85_weights_that_are_kept_would_be_seen(python: Any) -> None:
 _CAPPED = """
 import resource, torch
 torch.set_num_threads(1)
-from manyheads.heads.norms import norm_weighted
+from manyheads.heads.statistics.value_norms import norm_weighted
 b, h, t, d, width = 1, 12, 512, 64, 768
 draw = torch.Generator().manual_seed(0)
 p, v, o = (torch.rand(*shape, generator=draw) for shape in ((b, h, t, t), (b, h, t, d), (h, d, width)))

@@ -17,12 +17,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from manyheads.errors import BackendError  # noqa: E402
-from manyheads.heads.ablation import ablation  # noqa: E402
-from manyheads.heads.statistics import statistics  # noqa: E402
-from manyheads.models.door import opened  # noqa: E402
-from manyheads.models.door_attentions import find_attentions  # noqa: E402
-from manyheads.models.door_output import INTERFACE, routed  # noqa: E402
-from tiny_transformers import inputs, logits  # noqa: E402
+from manyheads.heads.effects.ablation import ablation  # noqa: E402
+from manyheads.heads.statistics.measure import statistics  # noqa: E402
+from manyheads.models.door.attentions import find_attentions  # noqa: E402
+from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.head_outputs import INTERFACE, routed  # noqa: E402
+from support.tiny_transformers import inputs, logits  # noqa: E402
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 36, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6,

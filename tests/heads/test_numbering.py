@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-import rounding
 from manyheads.checkpoints.pruned import KEY
 from manyheads.errors import ManyheadsError
-from manyheads.heads.ablation import ablation, removal_curve, without
 from manyheads.heads.address import Head
-from manyheads.heads.choose import choose
-from manyheads.heads.gates import gated, train_gates
-from manyheads.heads.importance import importance
-from manyheads.heads.maps import head_maps
-from manyheads.heads.prune import mask, prune
-from manyheads.heads.statistics import statistics
+from manyheads.heads.effects.ablation import ablation, removal_curve, without
+from manyheads.heads.effects.importance import importance
+from manyheads.heads.gates.train import gated, train_gates
+from manyheads.heads.page.maps import head_maps
+from manyheads.heads.pruning.choose import choose
+from manyheads.heads.pruning.remove import mask, prune
+from manyheads.heads.statistics.measure import statistics
 from manyheads.heads.watching import Batch, watch
-from manyheads.models.door import opened
-from tiny_transformers import build, inputs
+from manyheads.models.door.door import opened
+from support import rounding
+from support.tiny_transformers import build, inputs
 
 # 3 layers of 6 heads in 2 groups of 3. Of layer 0 a query of each group goes, so that each keeps two; of layer 1 a whole group.
 GONE = {0: (0, 4), 1: (3, 4, 5)}

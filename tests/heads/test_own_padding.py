@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 np = pytest.importorskip("numpy")
 
-from manyheads.heads.ablation import ablation  # noqa: E402
-from manyheads.heads.statistics import statistics  # noqa: E402
-from manyheads.models.door import opened  # noqa: E402
+from manyheads.heads.effects.ablation import ablation  # noqa: E402
+from manyheads.heads.statistics.measure import statistics  # noqa: E402
+from manyheads.models.door.door import opened  # noqa: E402
 
 HEIGHT, WIDTH, WINDOW = 5, 7, 4  # patches, and the side of a window: padded to 8 x 8
 

@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from manyheads.heads.importance import importance  # noqa: E402
-from manyheads.heads.statistics import statistics  # noqa: E402
-from tiny_transformers import build, inputs  # noqa: E402
+from manyheads.heads.effects.importance import importance  # noqa: E402
+from manyheads.heads.statistics.measure import statistics  # noqa: E402
+from support.tiny_transformers import build, inputs  # noqa: E402
 
 
 def test_importance_says_what_was_done_on_what() -> None:

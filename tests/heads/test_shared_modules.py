@@ -13,16 +13,16 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from full_matrices import by_definition  # noqa: E402
 from manyheads.errors import CheckpointError  # noqa: E402
-from manyheads.heads.ablation import ablation, without  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.importance import importance  # noqa: E402
-from manyheads.heads.prune import prune  # noqa: E402
-from manyheads.heads.statistics import statistics  # noqa: E402
-from manyheads.models.door import opened  # noqa: E402
+from manyheads.heads.effects.ablation import ablation, without  # noqa: E402
+from manyheads.heads.effects.importance import importance  # noqa: E402
+from manyheads.heads.pruning.remove import prune  # noqa: E402
+from manyheads.heads.statistics.measure import statistics  # noqa: E402
+from manyheads.models.door.door import opened  # noqa: E402
 from manyheads.ops import softmax  # noqa: E402
-from tiny_transformers import inputs, logits  # noqa: E402
+from support.full_matrices import by_definition  # noqa: E402
+from support.tiny_transformers import inputs, logits  # noqa: E402
 
 
 def mean_square(out: Any, _: Any) -> torch.Tensor:

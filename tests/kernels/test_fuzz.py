@@ -1,4 +1,4 @@
-"""300 random requests to the decode kernel against attention in float64; bench/kernel_fuzz.py makes 10,000 of them."""
+"""300 random requests to the decode kernel against attention in float64; benchmarks/kernel_fuzz.py makes 10,000 of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("numba")
 
 from hypothesis import given, settings
 
-from kernel_requests import KernelRequest, check, kernel_requests
+from support.kernel_requests import KernelRequest, check, kernel_requests
 
 
 @settings(max_examples=300)

@@ -193,8 +193,8 @@ importlib.util.find_spec = lambda name, *more: None if name == "numba" else foun
 sys.modules["numba"] = None
 import torch
 from torch import nn
-from manyheads.models.door_call import Call
-from manyheads.models.door_forms import FORMS, pick
+from manyheads.models.door.call import Call
+from manyheads.models.door.backends import FORMS, pick
 q, k = torch.randn(1, 32, 1, 64), torch.randn(1, 8, 4096, 64)
 call = Call(nn.Identity(), "", -1, q, k, k, 0.1)
 taken = pick(call)

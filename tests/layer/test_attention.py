@@ -13,8 +13,6 @@ torch = pytest.importorskip("torch")
 from hypothesis import assume, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-import rounding  # noqa: E402
-from attention_layers import SPECS, cached, kinds, layer, numbers, table_for, tokens  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer import Attention  # noqa: E402
 from manyheads.ops import masks  # noqa: E402
@@ -35,7 +33,9 @@ from manyheads.spec import (  # noqa: E402
     State,
     Window,
 )
-from strategies import attention_specs  # noqa: E402
+from support import rounding  # noqa: E402
+from support.attention_layers import SPECS, cached, kinds, layer, numbers, table_for, tokens  # noqa: E402
+from support.strategies import attention_specs  # noqa: E402
 
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
 

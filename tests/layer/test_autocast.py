@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import rounding  # noqa: E402
-from attention_layers import SPECS, cached, kinds, layer, tokens  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.ops import latent, sdpa, softmax, tiled  # noqa: E402
 from manyheads.spec import State  # noqa: E402
+from support import rounding  # noqa: E402
+from support.attention_layers import SPECS, cached, kinds, layer, tokens  # noqa: E402
 
 NARROW = [torch.bfloat16, torch.float16]
 

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_layers import SPECS, cached, layer, tokens  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer import Attention  # noqa: E402
 from manyheads.ops import masks  # noqa: E402
 from manyheads.spec import Alibi, AttentionSpec, Bidirectional, Borrowed, Cross, Rope  # noqa: E402
+from support.attention_layers import SPECS, cached, layer, tokens  # noqa: E402
 
 F = torch.float64
 YES = torch.ones(5, 5, dtype=torch.bool)

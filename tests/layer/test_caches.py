@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_layers import CACHED, SPECS, cached, kinds, layer, table_for, tokens  # noqa: E402
 from manyheads.cost import layer as cost  # noqa: E402
 from manyheads.cost.dtypes import dtype as storage  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
@@ -25,6 +24,7 @@ from manyheads.layer.caches import (  # noqa: E402
 )
 from manyheads.ops import masks  # noqa: E402
 from manyheads.spec import AttentionSpec, Borrowed, Cross, Latent, State  # noqa: E402
+from support.attention_layers import CACHED, SPECS, cached, kinds, layer, table_for, tokens  # noqa: E402
 
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
 SELF = [name for name in CACHED if not isinstance(SPECS[name].source, Cross)]

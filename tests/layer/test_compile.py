@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch")
 
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
-import rounding  # noqa: E402
-from attention_layers import SPECS, cached, layer, table_for, tokens  # noqa: E402
 from manyheads.layer import Attention, MultiheadAttention  # noqa: E402
 from manyheads.ops import masks  # noqa: E402
 from manyheads.spec import AttentionSpec, Bidirectional, Cross, State  # noqa: E402
+from support import rounding  # noqa: E402
+from support.attention_layers import SPECS, cached, layer, table_for, tokens  # noqa: E402
 
 DEFAULT = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
 SCHEMES = (

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_layers import CACHED, SPECS, cached, kinds, layer, table_for, tokens  # noqa: E402
 from manyheads.ops import masks  # noqa: E402
 from manyheads.spec import Cross, State  # noqa: E402
+from support.attention_layers import CACHED, SPECS, cached, kinds, layer, table_for, tokens  # noqa: E402
 
 
 @pytest.mark.parametrize(("batch", "count"), [(0, 3), (2, 0), (0, 0)])

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_layers import SPECS, cached, layer, tokens  # noqa: E402
 from manyheads.layer import latent  # noqa: E402
 from manyheads.ops import latent as forms  # noqa: E402
 from manyheads.spec import AttentionSpec  # noqa: E402
+from support.attention_layers import SPECS, cached, layer, tokens  # noqa: E402
 
 V3 = AttentionSpec.mla(7168, 128, rank=512, nope_dim=128, rope_dim=64, v_head_dim=128, q_rank=1536)
 

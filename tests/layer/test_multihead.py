@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-import rounding  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer.multihead import MultiheadAttention, multi_head_attention_forward  # noqa: E402
+from support import rounding  # noqa: E402
 
 CONFIGURATIONS = {
     "plain": {},

@@ -12,10 +12,12 @@ numpy = pytest.importorskip("numpy")
 from torch import nn  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
-import multihead_reference  # noqa: E402
-import rounding  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer.multihead import MultiheadAttention, multi_head_attention_forward  # noqa: E402
+from support import (  # noqa: E402
+    multihead_reference,
+    rounding,
+)
 
 either_way = pytest.mark.parametrize("need_weights", [True, False])
 

@@ -20,8 +20,8 @@ from torch.nn import functional  # noqa: E402
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 from torch.testing._internal.common_modules import module_db  # noqa: E402
 
-import rounding  # noqa: E402
 from manyheads.layer.multihead import MultiheadAttention, multi_head_attention_forward  # noqa: E402
+from support import rounding  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors"

@@ -13,8 +13,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as some  # noqa: E402
 from torch import nn  # noqa: E402
 
-import multihead_reference  # noqa: E402
 from manyheads.layer.multihead import MultiheadAttention  # noqa: E402
+from support import multihead_reference  # noqa: E402
 
 OPTIONS = list(itertools.product((False, True), (False, True), ("one width", "widths of their own"), ("mean", "heads")))
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.06, torch.float16: 0.008}

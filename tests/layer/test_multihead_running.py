@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer import multihead_forward  # noqa: E402
 from manyheads.layer.multihead import MultiheadAttention, multi_head_attention_forward  # noqa: E402
-from peak_memory import PEAK_BYTES  # noqa: E402
+from support.peak_memory import PEAK_BYTES  # noqa: E402
 
 either_way = pytest.mark.parametrize("need_weights", [True, False])
 

@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 
-from attention_layers import SPECS, layer, tokens  # noqa: E402
 from manyheads.errors import SpecError  # noqa: E402
 from manyheads.layer import Attention  # noqa: E402
 from manyheads.layer.parameters import parameter_name  # noqa: E402
 from manyheads.spec import AttentionSpec, Bidirectional, State, parse, weights  # noqa: E402
-from strategies import attention_specs  # noqa: E402
+from support.attention_layers import SPECS, layer, tokens  # noqa: E402
+from support.strategies import attention_specs  # noqa: E402
 
 # facts.md 4.6: the paper's base layer, GPT-2 small, Whisper large (no bias on k), Llama-3-8B, Qwen2-7B, Gemma-7B.
 COUNTS = {

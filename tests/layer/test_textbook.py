@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import manyheads  # noqa: E402
-from attention_layers import layer, tokens  # noqa: E402
 from manyheads import AttentionSpec, SpecError, mha  # noqa: E402
+from support.attention_layers import layer, tokens  # noqa: E402
 
 
 def test_by_hand() -> None:

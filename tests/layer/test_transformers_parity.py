@@ -11,8 +11,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-import attention_parity  # noqa: E402
-import rounding  # noqa: E402
+from support import (  # noqa: E402
+    attention_parity,
+    rounding,
+)
 
 # Families that stay in float64 through torch's SDPA.
 WIDE = ("llama", "mistral", "qwen2", "gpt2", "gpt_neox", "bert", "t5", "marian", "whisper")

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import rounding  # noqa: E402
-from attention_layers import SPECS, cached, layer, table_for, tokens  # noqa: E402
 from manyheads.spec import AttentionSpec, Cross, State, Window  # noqa: E402
+from support import rounding  # noqa: E402
+from support.attention_layers import SPECS, cached, layer, table_for, tokens  # noqa: E402
 
 SOFTMAX = [name for name, spec in SPECS.items() if not isinstance(spec.kv, State)]
 

@@ -12,17 +12,17 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import rounding  # noqa: E402
 from manyheads import Attention, AttentionSpec, Rope, read  # noqa: E402
 from manyheads.checkpoints.config import read_config  # noqa: E402
 from manyheads.checkpoints.families import named  # noqa: E402
 from manyheads.checkpoints.gguf_layouts import gguf_layout  # noqa: E402
 from manyheads.cost.whatif import what_if  # noqa: E402
-from manyheads.models.store import open_store, to_canonical, to_stored  # noqa: E402
-from manyheads.models.store_write import write_store  # noqa: E402
+from manyheads.models.store.read import open_store, to_canonical, to_stored  # noqa: E402
+from manyheads.models.store.write import write_store  # noqa: E402
 from manyheads.ops.rope import frequencies  # noqa: E402
 from manyheads.spec import Block, Stack, StackSpec, weights  # noqa: E402
-from tiny_transformers import build, inputs, logits  # noqa: E402
+from support import rounding  # noqa: E402
+from support.tiny_transformers import build, inputs, logits  # noqa: E402
 
 
 def grouped(heads: int = 4, kv_heads: int = 2, **options: Any) -> Attention:
@@ -197,7 +197,7 @@ def test_o37_phi3_split_and_fused_again_is_the_same_file() -> None:
 
 def test_o20_recorded_attentions_are_never_none(tmp_path: Any) -> None:
     """`output_attentions` under transformers' own SDPA gives nothing; through the door it gives probabilities."""
-    from manyheads.models.door import opened
+    from manyheads.models.door.door import opened
 
     model = build("bert", attention="sdpa")
     with opened(model), torch.no_grad():

@@ -11,8 +11,8 @@ import pytest
 from manyheads.checkpoints import open_model
 from manyheads.checkpoints.locate import locate
 from manyheads.errors import ManyheadsError
-from manyheads.models.load import load_model
-from manyheads.models.reading import shipped_text
+from manyheads.models.load.model import load_model
+from manyheads.models.load.text import shipped_text
 from manyheads.models.scoring import Scores, score, shuffled, token_ids
 
 torch = pytest.importorskip("torch")

@@ -46,8 +46,8 @@ def test_neither_the_host_nor_the_user_is_named() -> None:
 
 
 def test_an_x_ray_gives_torch_its_threads_back(tiny) -> None:
-    from manyheads.models.reading import shipped_text
-    from manyheads.models.xray import Request, xray
+    from manyheads.models.load.text import shipped_text
+    from manyheads.xray.run import Request, xray
 
     before = torch.get_num_threads()
     report = xray(Request(str(tiny("llama")), shipped_text(), tokens=50, threads=before + 1))

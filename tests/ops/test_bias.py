@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-import rounding
 from manyheads.ops import bias, masks, sdpa, softmax, tiled
+from support import rounding
 
 f64 = torch.float64
 

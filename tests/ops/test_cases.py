@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import rounding
 from manyheads.errors import SpecError
 from manyheads.ops import masks, sdpa, softmax, tiled
+from support import rounding
 
 Form = Callable[..., Tensor]
 FORMS: dict[str, Form] = {"softmax": softmax.attention, "tiled": tiled.attention, "sdpa": sdpa.attention}

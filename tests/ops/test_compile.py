@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import rounding
 from manyheads.ops import bias, latent, linear, masks, norm, rope, sdpa, softmax, tiled
 from manyheads.spec.positions import Rope
+from support import rounding
 
 f64 = torch.float64
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attention_calls import CALLS, LEARNED, SHAPES, Shape, arguments, tensors
-from attention_oracle import attention as by_definition
 from manyheads.ops import bias as biases
 from manyheads.ops import masks, sdpa, softmax, tiled
+from support.attention_calls import CALLS, LEARNED, SHAPES, Shape, arguments, tensors
+from support.attention_oracle import attention as by_definition
 
 Form = Callable[..., Tensor]
 FORMS: dict[str, Form] = {

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("onnx")
 import torch
 
-import onnx_runtime
 from manyheads.ops import sdpa, softmax, tiled
-from onnx_adapters import attention
-from onnx_cases import Case, collect, differences
+from support import onnx_runtime
+from support.onnx_adapters import attention
+from support.onnx_cases import Case, collect, differences
 
 FORMS = {"softmax": softmax.attention, "tiled": tiled.attention, "sdpa": sdpa.attention}
 CASES = {case.name: case for case in collect("Attention")}

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 pytest.importorskip("onnx")
-import onnx_runtime
 from manyheads.ops import linear
-from onnx_adapters import linear_attention
-from onnx_cases import Case, collect, differences
+from support import onnx_runtime
+from support.onnx_adapters import linear_attention
+from support.onnx_cases import Case, collect, differences
 
 FORMS = {
     "recurrent": linear.recurrent,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("onnx")
-import onnx_runtime
-from onnx_adapters import rotary_embedding
-from onnx_cases import Case, collect, differences
+from support import onnx_runtime
+from support.onnx_adapters import rotary_embedding
+from support.onnx_cases import Case, collect, differences
 
 CASES = {case.name: case for case in collect("RotaryEmbedding")}
 EXCEPTIONS: tuple[str, ...] = ()

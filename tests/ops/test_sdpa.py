@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import rounding
 from manyheads.ops import bias, masks, sdpa, softmax, tiled
+from support import rounding
 
 
 def qkv(t: int = 4, s: int = 6, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:

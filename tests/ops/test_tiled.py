@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import rounding
-from attention_calls import SHAPES, arguments, tensors
 from manyheads.errors import SpecError
 from manyheads.ops import masks, softmax, tiled
-from peak_memory import PEAK_BYTES, needs_proc
+from support import rounding
+from support.attention_calls import SHAPES, arguments, tensors
+from support.peak_memory import PEAK_BYTES, needs_proc
 
 # The peak of a call in a process of its own: what the process ever held, less what it held before the call.
 MEASURE = (

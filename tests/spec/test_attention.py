@@ -41,7 +41,7 @@ from manyheads.spec import (
     YarnScaling,
     weights,
 )
-from strategies import attention_specs, models
+from support.strategies import attention_specs, models
 
 BASE = AttentionSpec.mha(512, 8)
 LATENT = AttentionSpec.mla(64, 4, rank=16, nope_dim=8, rope_dim=4, v_head_dim=6)

@@ -28,7 +28,7 @@ from manyheads.spec import (
     weights,
 )
 from manyheads.spec.axes import AXES
-from strategies import attention_specs, blocks, models, stacks
+from support.strategies import attention_specs, blocks, models, stacks
 
 PARTS = ("attention", "mlp", "norm", "embedding", "head", "other")
 gqa = AttentionSpec.gqa

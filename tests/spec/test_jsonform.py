@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from manyheads.errors import SpecError
 from manyheads.spec import AttentionSpec, Heads, Rope, Window, from_json, parse_stack, to_json
 from manyheads.spec.jsonform import SCHEMA, from_json_text, to_json_text
-from strategies import attention_specs, blocks, models, stacks
+from support.strategies import attention_specs, blocks, models, stacks
 
 
 @given(attention_specs() | blocks() | stacks() | models())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.spec import Band, Bidirectional, Causal, Chunk, Window
-from strategies import masks
+from support.strategies import masks
 
 tokens = st.integers(1, 20)
 

@@ -30,7 +30,7 @@ from manyheads.spec import (
     weights,
 )
 from manyheads.spec.fold import runs
-from strategies import attention_specs, models
+from support.strategies import attention_specs, models
 
 LLAMA_LAYER = AttentionSpec.gqa(4096, 32, 8, positions=Rope(128, 5e5))
 

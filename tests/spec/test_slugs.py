@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manyheads.spec import AttentionSpec, parse, slug
 from manyheads.spec.slugs import LONGEST_SLUG
-from strategies import attention_specs
+from support.strategies import attention_specs
 
 
 @given(attention_specs())

@@ -30,7 +30,7 @@ from manyheads.spec import (
     to_text,
 )
 from manyheads.spec.syntax import LONGEST_TEXT, number_text
-from strategies import attention_specs
+from support.strategies import attention_specs
 
 
 @given(attention_specs())

@@ -11,5 +11,5 @@
     decode, prefill, latent, generation    what is measured
     tables       the report
 
-Imported only by `manyheads bench` and `bench/decode.py`. No figure is given for a path that disagrees with the reference.
+Imported only by `manyheads bench` and `benchmarks/decode.py`. No figure is given for a path that disagrees with the reference.
 """

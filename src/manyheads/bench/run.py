@@ -1,4 +1,4 @@
-"""What `manyheads bench` and bench/decode.py ask for, measured: the standard shapes, or those of a model and the model."""
+"""What `manyheads bench` and benchmarks/decode.py ask for, measured: the standard shapes, or those of a model and the model."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def tokens(request: Request, *, say: Say = lambda _: None) -> tuple[Generation |
     """The model under `generate` alone, or None and why it was not run."""
     from manyheads.checkpoints import open_model
     from manyheads.checkpoints.locate import locate
-    from manyheads.models.load import check_runnable, load_model
+    from manyheads.models.load.model import check_runnable, load_model
 
     found = locate(request.model)
     checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)

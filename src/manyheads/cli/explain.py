@@ -1,4 +1,4 @@
-"""`manyheads explain MODEL`: which path attention would take, and why. A thin caller of `manyheads.models.explaining`."""
+"""`manyheads explain MODEL`: which path attention would take, and why. A thin caller of `manyheads.models.explain`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     for package in ("torch", "transformers"):
         need(package, to="ask its attention functions")
 
-    from manyheads.models.explaining import Asked, explain
+    from manyheads.models.explain import Asked, explain
 
     stored = checkpoint.weight_dtype if checkpoint.weight_dtype in _DTYPES else "bf16"
     report = explain(checkpoint, Asked(context, batch, options.dtype or stored, options.cache_dtype))

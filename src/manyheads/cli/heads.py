@@ -1,4 +1,4 @@
-"""`manyheads heads [MODEL]`: where each head looks, what its role is, how much it matters. A thin caller of `heads.overview`."""
+"""`manyheads heads [MODEL]`: where each head looks, what its role is, how much it matters. A thin caller of `heads.overview.run`."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the heads."""
     from manyheads.checkpoints.locate import locate
-    from manyheads.models.load import DTYPES, check_runnable, demo_model
-    from manyheads.models.reading import read_text, shipped_text
+    from manyheads.models.load.model import DTYPES, check_runnable, demo_model
+    from manyheads.models.load.text import read_text, shipped_text
 
     if options.csv and options.json:
         raise UsageError("--csv and --json are two forms of one answer; ask for one of them")
@@ -82,9 +82,9 @@ def run(options: argparse.Namespace) -> int:
     for package in ("torch", "transformers", "numba", *(("jinja2",) if page else ())):
         need(package, to="run a model and look at its heads")
 
-    from manyheads.heads.overview import IMPORTANCE, Request, overview
-    from manyheads.heads.overview_page import Pictures
-    from manyheads.heads.overview_tables import as_csv, report
+    from manyheads.heads.overview.run import IMPORTANCE, Request, overview
+    from manyheads.heads.overview.tables import as_csv, report
+    from manyheads.heads.page.page import Pictures
 
     if options.importance not in IMPORTANCE:
         raise ManyheadsError(f"--importance {shown(options.importance)} is not one of {', '.join(IMPORTANCE)}")

@@ -68,9 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints what goes, what that saves and what it loses; writes the smaller model where a folder is named."""
     from manyheads.checkpoints.locate import locate
-    from manyheads.heads.folder import check_folder
-    from manyheads.models.load import check_runnable, demo_model
-    from manyheads.models.reading import read_text, shipped_text
+    from manyheads.heads.pruning.output_folder import check_folder
+    from manyheads.models.load.model import check_runnable, demo_model
+    from manyheads.models.load.text import read_text, shipped_text
     from manyheads.quoting import shown_path
 
     if options.assume:
@@ -96,8 +96,8 @@ def run(options: argparse.Namespace) -> int:
     for package in ("torch", "transformers"):
         need(package, to="run a model and remove its heads")
 
-    from manyheads.heads.pruning import GATES, METHODS, Request, pruning
-    from manyheads.heads.pruning_tables import report
+    from manyheads.heads.pruning.run import GATES, METHODS, Request, pruning
+    from manyheads.heads.pruning.tables import report
 
     if options.by not in METHODS[:-1]:
         raise ManyheadsError(f"--by {shown(options.by)} is not one of {', '.join(METHODS[:-1])}")

@@ -1,4 +1,4 @@
-"""`manyheads xray [MODEL]`: a real model on the table. A thin caller of `manyheads.models.xray`, and two files of it."""
+"""`manyheads xray [MODEL]`: a real model on the table. A thin caller of `manyheads.xray.run`, and two files of it."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the x-ray and writes its two files; 1 where what was measured is not what was predicted."""
     from manyheads.checkpoints.locate import locate
-    from manyheads.heads.conllu import read_conllu
-    from manyheads.models.load import DTYPES, check_runnable, demo_model
-    from manyheads.models.reading import read_text, shipped_text
+    from manyheads.heads.roles.conllu import read_conllu
+    from manyheads.models.load.model import DTYPES, check_runnable, demo_model
+    from manyheads.models.load.text import read_text, shipped_text
 
     say = timed()
     tokens = quantities.positive("--tokens", options.tokens)
@@ -81,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
     for package in ("torch", "transformers", "jinja2"):
         need(package, to="run a model and show it")
 
-    from manyheads.heads.section import HeadsSection
-    from manyheads.models.xray import Request, xray
+    from manyheads.xray.heads import HeadsSection
+    from manyheads.xray.run import Request, xray
 
     request = Request(
         model, reading, revision=options.revision, assume=options.assume, tokens=tokens, contexts=contexts,
@@ -135,9 +135,9 @@ def _starts_with(path: str, sign: str) -> bool:
 
 def _write(report: Report, targets: tuple[str, str], widgets: Sequence[Widget]) -> None:
     """Both files, or neither."""
-    from manyheads.models.xray_page import page
     from manyheads.report.files import write_all
     from manyheads.report.jsonform import dumps
+    from manyheads.xray.page import page
 
     json_path, html_path = targets
     html = page(report, widgets=widgets)

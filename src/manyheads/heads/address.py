@@ -96,7 +96,7 @@ def address(head: Any) -> Head:
 def parse_head(text: str) -> Head:
     """The head that "17:3", "L17H3" or "cross/17:3" names. Raises ManyheadsError for anything else.
 
-    Which stages there are is known to the model alone: `heads.places.place_of` tells.
+    Which stages there are is known to the model alone: `heads.modules.place_of` tells.
     """
     found = _ONE.fullmatch(text.strip())
     if found is None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.models.tokenizing import tokenized
+from manyheads.models.load.tokenizing import tokenized
 
 __all__ = ["Aligned", "Frame", "align", "axis_labels", "frame", "word_attention"]
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from manyheads.checkpoints.pruned import KEY, LayerHeads, read_record
 from manyheads.errors import ManyheadsError
-from manyheads.models.door_attentions import Attentions
-from manyheads.models.door_call import Call
-from manyheads.models.door_padding import NO_TEXT
+from manyheads.models.door.attentions import Attentions
+from manyheads.models.door.call import Call
+from manyheads.models.door.padding import NO_TEXT
 from manyheads.quoting import shown
 
 __all__ = ["Batch", "Place", "Tokens", "is_cross", "packed", "padded", "places", "prepared", "windows"]

@@ -1,7 +1,7 @@
 """Short texts through a model, all heads watched at once: what a detector needs of each, and never a matrix kept.
 
 Roles are judged on many short windows, because the spread between them says how sure a score is; the matrices of one layer
-and a few windows are small and gone before the next layer. Long contexts are the business of `heads.statistics`.
+and a few windows are small and gone before the next layer. Long contexts are the business of `heads.statistics.measure`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.batches import places
-from manyheads.models.door import Call, opened
+from manyheads.models.door.door import Call, opened
 from manyheads.ops import masks
 
 __all__ = ["Batch", "Look", "longest_text", "watch"]

@@ -24,7 +24,7 @@ from numba.core.ccallback import CFunc
 __all__ = ["Compiled", "Entry", "can_be_kept", "compiled", "entry"]
 
 _OPTIONS: dict[str, Any] = {"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": False}
-_SOURCES = ("access.py", "blocks.py", "decode.py", "lanes.py", "micro.py", "project.py", "request.py", "scratch.py")
+
 
 Compiled = Callable[..., Any]
 
@@ -106,6 +106,6 @@ def _probe() -> None:
 def _sources() -> str:
     """A digest of all that the kernels are made of."""
     digest = hashlib.sha256()
-    for path in (Path(__file__).with_name(name) for name in _SOURCES):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.errors import ManyheadsError
-from manyheads.models.reading import Reading
-from manyheads.models.tokenizing import check_texts, tokenized
+from manyheads.models.load.text import Reading
+from manyheads.models.load.tokenizing import check_texts, tokenized
 
 __all__ = ["GOES_ON", "MOST_WINDOW", "Scores", "first_tokens", "score", "shuffled", "token_ids"]
 

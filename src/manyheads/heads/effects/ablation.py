@@ -1,0 +1,155 @@
+"""Taking heads away for real, one or one group at a time or one after another, and measuring what that costs.
+
+Each head is taken out where heads are still apart, at the input of the output projection, and the rest of the network
+runs again; what comes before the layer is the same for all its heads and is computed once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import ManyheadsError
+from manyheads.heads.address import Heads, OneHead, addresses, check_heads
+from manyheads.heads.batches import places as stacks
+from manyheads.heads.effects.metrics import Metric, as_batches
+from manyheads.heads.effects.removing import Job, Removal, Removing
+from manyheads.heads.effects.replacing import METHODS, Replacing
+from manyheads.heads.effects.scores import Importance
+from manyheads.heads.modules import Place, seen, select
+from manyheads.models.door.attentions import find_attentions
+from manyheads.models.door.door import Call, opened
+from manyheads.quoting import shown
+
+__all__ = ["METHODS", "UNITS", "Removal", "ablation", "removal_curve", "without"]
+
+UNITS = ("head", "group")
+"""What is taken away at once: a query head, or all query heads that share a key/value head."""
+
+Say = Callable[[int, int], None]
+
+
+def ablation(
+    model: Any,
+    batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
+    *,
+    how: str = "zero",
+    metric: Metric | None = None,
+    heads: Heads | None = None,
+    unit: Literal["head", "group"] = "head",
+    positions: Literal["all", "later", "first"] = "all",
+    means: Mapping[str, Tensor] | None = None,
+    reuse: bool = True,
+    say: Say = lambda *_: None,
+) -> Importance:
+    """What the metric rises by when each of `heads` (None: all) is taken away alone, the others in place.
+
+    unit     "group": all query heads that share a key/value head go at once, those of `heads` with their neighbours; the
+             score of the group stands at each of its heads. The same as "head" where every head has keys of its own; where
+             a layer has one key/value head, what the layer's attention is worth
+    how      what the head gives instead: "zero"; "mean", its mean over all positions that are no padding; "resample", its
+             output on the next sequence of `batches`, the first following the last (two are needed)
+    positions  where: "all"; "later", all but the first real position of a sequence, which causal models use as a sink; "first",
+             that alone (`heads.effects.replacing.POSITIONS`)
+    means    {path: (h, v)} for "mean", where it shall not be that of these batches
+    reuse    compute what comes before the layer once. It is checked on the first batch that this changes nothing, and
+             left out where it does (a layer that reads what an earlier one wrote elsewhere)
+
+    Runs in evaluation mode and without gradients; the model is afterwards as it was. Errors as in `importance`.
+    """
+    began = time.perf_counter()
+    if unit not in UNITS:
+        raise ManyheadsError(f"unit={shown(unit)} is not one of {', '.join(map(repr, UNITS))}")
+    given = as_batches(model, batches)
+    with Removing(model, given, how, metric, positions=positions, means=means, reuse=reuse).open() as run:
+        jobs = _jobs(run.places, heads, unit)
+        by_batch, baselines, weights = [], [], []
+        for number in range(len(given)):
+            told = _told(say, number * len(jobs), len(given) * len(jobs))
+            added, whole, weight = run.added(number, jobs, say=told)
+            by_batch.append(added)
+            baselines.append(whole)
+            weights.append(weight)
+        share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+        baseline = float(torch.tensor(baselines, dtype=torch.float64) @ share)
+        tables = torch.stack(by_batch)
+        scores = torch.einsum("nrh,n->rh", tables, share)
+        return Importance(
+            how, scores, ~torch.isnan(scores), baseline, run.places, tables, share, time.perf_counter() - began,
+            reused=run.reused, unit=unit,
+        )  # fmt: skip
+
+
+def _jobs(places: Sequence[Place], heads: Heads | None, unit: str) -> list[Job]:
+    """What is taken away at a time: (row, its heads)."""
+    found: dict[Job, None] = {}
+    for row, numbers in select(places, heads).items():
+        for number in numbers:
+            found[row, places[row].partners(number) if unit == "group" else (number,)] = None
+    return list(found)
+
+
+def _told(say: Say, done: int, total: int) -> Callable[[int], None]:
+    return lambda more: say(done + more, total)
+
+
+def removal_curve(
+    model: Any,
+    batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
+    order: Sequence[OneHead],
+    *,
+    counts: Sequence[int],
+    how: str = "zero",
+    metric: Metric | None = None,
+    say: Say = lambda *_: None,
+) -> Removal:
+    """The metric with the first n heads of `order` taken away together, for each n of `counts`.
+
+    `how` as in `ablation`. ManyheadsError for a head that does not exist or is named twice, and a count beyond the order.
+    """
+    with Removing(model, as_batches(model, batches), how, metric).open() as run:
+        return run.together(order, counts, say=say)
+
+
+@contextmanager
+def without(model: Any, heads: Heads, *, instead: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """The model as if `heads` gave nothing, or `instead` {path: means (h, v)}, while the context is open.
+
+    The same as zeroing their columns of the output projection. ManyheadsError for a layer that does not exist, and at the
+    first forward for a head that does not.
+    """
+    gate = _Masked(model, heads)
+    gate.instead = dict(instead or {})
+    with opened(model, gates=[gate]):
+        yield
+
+
+class _Masked(Replacing):
+    """Heads known by their addresses; how many a layer has is seen when it is called."""
+
+    def __init__(self, model: Any, heads: Heads) -> None:
+        super().__init__()
+        self._asked: dict[tuple[str, int], list[int]] = {}
+        for head in addresses(heads):
+            self._asked.setdefault((head.stage, head.layer), []).append(head.head)
+        self._places = {place.path: place for place in stacks(find_attentions(model))}
+        there = {(place.stage, place.layer) for place in self._places.values()}
+        missing = next((place for place in self._asked if place not in there), None)
+        if missing is not None:
+            names = ", ".join(f"{stage}/{layer}" if stage else str(layer) for stage, layer in sorted(there))
+            raise ManyheadsError(
+                f"there is no layer {missing[1]}{f' of the stage {missing[0]}' if missing[0] else ''}; layers with "
+                f"attention: {names}"
+            )
+
+    def __call__(self, call: Call, out: Tensor) -> Tensor:
+        place = seen(self._places[call.path], out.shape[1], call.k.shape[1])
+        mine = self._asked.get((place.stage, place.layer), [])
+        check_heads({place.layer: mine} if mine else {}, [place.columns] * (place.layer + 1), stage=place.stage)
+        self.gone = {call.path: place.slots(number for number in mine if number in place.numbers)}
+        return super().__call__(call, out)

@@ -1,0 +1,1 @@
+"""Gates on heads, trained until most are shut."""

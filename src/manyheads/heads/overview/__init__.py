@@ -1,0 +1,1 @@
+"""The figures of every head in one object, and its tables."""

@@ -1,0 +1,308 @@
+"""What `manyheads heads` does: statistics of every head on a text, the roles that beat their control, and their importance.
+
+The tables are made from the object alone (`heads.overview.tables`), so that what is printed and what was measured cannot
+differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from manyheads.checkpoints.locate import locate
+from manyheads.checkpoints.reading import open_model
+from manyheads.errors import ManyheadsError
+from manyheads.heads.address import Head, format_head, parse_head
+from manyheads.heads.alignment import Frame, frame
+from manyheads.heads.batches import windows
+from manyheads.heads.effects.confident import FDR
+from manyheads.heads.effects.importance import importance
+from manyheads.heads.effects.objective import objective, reads_with_decoder
+from manyheads.heads.effects.scores import Importance
+from manyheads.heads.left_out import LeftOut, present
+from manyheads.heads.modules import place_of
+from manyheads.heads.progress import Pace
+from manyheads.heads.roles.conllu import Sentence, read_conllu
+from manyheads.heads.roles.detect import RoleReport, roles
+from manyheads.heads.roles.evidence import LEAST_EFFECT
+from manyheads.heads.roles.text_scores import vocabulary
+from manyheads.heads.statistics.measure import HeadStatistics, statistics
+from manyheads.heads.watching import longest_text
+from manyheads.models.load.model import Loaded, check_runnable, hushed, load_model
+from manyheads.models.load.text import Reading
+from manyheads.models.scoring import first_tokens
+from manyheads.models.surroundings import usual_threads
+from manyheads.report.jsonform import finite
+
+__all__ = ["IMPORTANCE", "SCHEMA", "Request", "overview"]
+
+SCHEMA = "manyheads.heads/1"
+IMPORTANCE = ("first-order", "zero", "mean", "resample", "none")
+_PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
+
+Say = Callable[[str], None]
+# Is shown the model while it is there: (loaded, what is told, the text, its tokens, what is put around them).
+Look = Callable[[Loaded, Mapping[str, Any], str, Sequence[int], Frame], None]
+Sentences = tuple[Sentence, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked.
+
+    reading      the text; `tokens` the first so many of it, in windows of `window`
+    bos          whether a beginning-of-text token stands before each window; None: as the tokenizer does
+    head         the address of one head, "" for all
+    roles        whether roles are tested; conllu  a CoNLL-U file for the syntactic ones, "" for none
+    least_effect how far above its control the score of a role must be
+    importance   of IMPORTANCE
+    """
+
+    model: str
+    reading: Reading
+    tokens: int = 8192
+    window: int = 512
+    bos: bool | None = None
+    head: str = ""
+    roles: bool = True
+    conllu: str = ""
+    least_effect: float = LEAST_EFFECT
+    importance: str = IMPORTANCE[0]
+    revision: str | None = None
+    assume: str = ""
+    dtype: str = "fp32"
+    device: str = "cpu"
+    threads: int = 0
+    seed: int = 0
+
+
+def overview(request: Request, *, say: Say = lambda _: None, look: Look | None = None) -> dict[str, Any]:
+    """Does it and tells it, as docs/heads.md describes. `look` is called at the end, while the model is still there.
+
+    Raises ManyheadsError, one line, for a head that is not there, a text of fewer than two tokens, a model that reads no
+    text or came without a tokenizer; BackendError where its attention does not pass through the door.
+    """
+    located = locate(request.model)
+    check_runnable(located)
+    one = parse_head(request.head) if request.head else None
+    sentences = read_conllu(request.conllu) if request.conllu else None
+    checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
+    with _threads(request.threads) as threads:
+        say(f"loading {checkpoint.name} in {request.dtype} on {request.device}; threads: {threads}")
+        loaded = load_model(
+            located, checkpoint.stack, revision=request.revision, dtype=request.dtype, device=request.device, say=say
+        )
+        with hushed():
+            told, ids, around = _told(request, checkpoint.name, loaded, one, sentences, say)
+            if look is not None:
+                say("where every head looks")
+                look(loaded, told, request.reading.text, ids, around)
+            return told
+
+
+@contextlib.contextmanager
+def _threads(asked: int) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(asked or usual_threads())
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _told(
+    request: Request, name: str, loaded: Loaded, one: Head | None, sentences: Sentences | None, say: Say
+) -> tuple[dict[str, Any], list[int], Frame]:
+    ids, goes_on, around = _text(request, name, loaded)
+    # The two ends of a short batch: enough to know which heads there are, before anything takes long.
+    two = statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2)
+    one = None if one is None else _there(two, one)
+    width = longest_text(loaded.model, request.window + len(around.before) + len(around.after))
+    width -= len(around.before) + len(around.after)
+    parts = [reads_with_decoder(loaded.model, x) for x in windows(ids, width, before=around.before, after=around.after)]
+    words = vocabulary(loaded.tokenizer, ids, marks=(*around.before[1:], *around.after))
+    sets = {"delimiters": sorted(words.delimiters), "rare": sorted(words.rare)}
+    say(f"reading {len(ids):,} tokens in {len(parts)} windows")
+    told = Pace(say).counted("windows")
+    found = statistics(loaded.model, parts, key_sets=sets, say=lambda done: told(done, len(parts)))
+    tested, why_no_roles = _roles(request, loaded, ids, sentences, say)
+    scores, about, why_no_scores = _importance(request, loaded, ids, width, around, say)
+    return {
+        "schema": SCHEMA, "model": name, "seed": request.seed, "dtype": request.dtype, "device": request.device,
+        "text": {
+            "name": request.reading.name, "sha256": request.reading.sha256, "tokens": len(ids), "window": width,
+            "windows": len(parts), "goes_on": goes_on, "left_out": _alone(ids, width), "around": around.said, "decoder_reads_the_same": _both(loaded.model),
+        },
+        "reach": found.reach, "heads": _heads(found, tested, scores), "chance": _chance(found),
+        "one": None if one is None else _one(found, one), "uncalled": list(found.uncalled),
+        "roles": None if tested is None else tested.as_json(), "without_roles": why_no_roles,
+        "importance": None if scores is None else {"method": scores.method, "loss": scores.baseline, **about},
+        "without_importance": why_no_scores,
+    }, ids, around  # fmt: skip
+
+
+def _text(request: Request, name: str, loaded: Loaded) -> tuple[list[int], bool, Frame]:
+    """The tokens that are read, whether the text goes on, and what stands around each window."""
+    if loaded.without_tokenizer:
+        raise ManyheadsError(f"{name}: {loaded.without_tokenizer}, so it cannot be shown a text")
+    if loaded.model.main_input_name != "input_ids":
+        raise ManyheadsError(
+            f"{name} reads {loaded.model.main_input_name}, no text; manyheads.heads.statistics.measure.statistics takes batches of it"
+        )
+    ids, goes_on = first_tokens(loaded.tokenizer, request.reading, request.tokens)
+    known = int(loaded.model.get_input_embeddings().weight.shape[0])
+    if max(ids) >= known:
+        raise ManyheadsError(f"{name}: its tokenizer makes token {max(ids):,}, and the model knows {known:,}")
+    return ids, goes_on, frame(loaded.tokenizer, bos=request.bos)
+
+
+def _alone(ids: Sequence[int], width: int) -> list[dict[str, Any]]:
+    """A last window of one token, which is not read."""
+    why = "the last window would have one token, which sees no other"
+    return [one.as_json() for one in present(LeftOut("tokens", int(len(ids) % width == 1), len(ids), why))]
+
+
+def _both(model: Any) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def _there(found: HeadStatistics, head: Head) -> Head:
+    """The head that is meant: an address without a stage is the decoder's where a model has several stacks, as in `prune`.
+    ManyheadsError, naming what there is, where there is none."""
+    if not head.stage and "" not in found.stages and "decoder" in found.stages:
+        head = head._replace(stage="decoder")
+    _row(found, head)
+    return head
+
+
+def _row(found: HeadStatistics, head: Head) -> int:
+    for row, place in enumerate(found.places):
+        if (place.stage, place.layer) != (head.stage, head.layer):
+            continue
+        if head.head in _numbers(found, row):
+            return row
+        if place.held is not None and head.head in place.held.removed:
+            left = ", ".join(map(str, _numbers(found, row))) or "none"
+            raise ManyheadsError(f"--head {format_head(head)} was removed before; its layer still has {left}")
+    said = []
+    for stage in found.stages:
+        rows = [row for row, place in enumerate(found.places) if place.stage == stage]
+        layers = [found.places[row].layer for row in rows]
+        most = max((number for row in rows for number in _numbers(found, row)), default=0)
+        said.append(f"{stage}{' ' * bool(stage)}layers {min(layers)} to {max(layers)} with heads 0 to {most}")
+    raise ManyheadsError(f"--head {format_head(head)}: there is no such head; the model has {'; '.join(said)}")
+
+
+def _numbers(found: HeadStatistics, row: int) -> list[int]:
+    """The heads that the model has there; of a pruned one those that are left."""
+    return np.flatnonzero(~np.isnan(found.entropy[row])).tolist()
+
+
+def _roles(
+    request: Request, loaded: Loaded, ids: Sequence[int], sentences: Sentences | None, say: Say
+) -> tuple[RoleReport | None, str]:
+    if not request.roles:
+        return None, "not asked for"
+    try:
+        text = loaded.tokenizer.decode(ids)
+        return roles(
+            loaded.model, loaded.tokenizer, texts=[text], conllu=sentences, seed=request.seed,
+            bos=request.bos, least_effect=request.least_effect, say=say,
+        ), ""  # fmt: skip
+    except ManyheadsError as error:
+        if sentences is not None:
+            raise
+        return None, str(error)
+
+
+def _importance(
+    request: Request, loaded: Loaded, ids: Sequence[int], width: int, around: Frame, say: Say
+) -> tuple[Importance | None, dict[str, str], str]:
+    """The scores, what they are about, and why there are none."""
+    if request.importance == "none":
+        return None, {}, "not asked for"
+    try:
+        judge = objective(loaded.model, loaded.tokenizer, around=around, seed=request.seed)
+        judge.check(request.importance)
+        rows = [ids[start : start + width] for start in range(0, len(ids), width)]
+        parts = judge.batches(row for row in rows if len(row) > 1)
+    except ManyheadsError as error:
+        return None, {}, str(error)
+    say(f"importance: {request.importance}, for {judge.name}")
+    told = Pace(say).counted("passes")
+    scores = importance(loaded.model, parts, metric=judge.metric, method=request.importance, say=told)
+    return scores, judge.as_json(), ""
+
+
+def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance | None) -> list[dict[str, Any]]:
+    labels = {} if tested is None else tested.labels()
+    costs = _costs(scores)
+    rows = []
+    for row, place in enumerate(found.places):
+        for number in _numbers(found, row):
+            head = Head(place.layer, number, place.stage)
+            rows.append(
+                {"head": format_head(head), "stage": place.stage, "layer": place.layer, "number": number}
+                | _figures(found, row, number) | _strongest(found, row, number)
+                | {"role": labels.get(head, ""), "importance": None if scores is None else finite(scores.score(head))}
+                | costs(head)
+            )  # fmt: skip
+    return rows
+
+
+def _costs(scores: Importance | None) -> Callable[[Head], dict[str, Any]]:
+    """What is known of how sure the importance of a head is, where heads were taken out on several windows."""
+    if scores is None or not bool(scores.exact.any()) or len(scores.weights) < 2:
+        return lambda _: {"importance_low": None, "importance_high": None, "told_apart": None}
+    (low, high), q_values = scores.interval(), scores.q_values()
+
+    def costs(head: Head) -> dict[str, Any]:
+        at = place_of(scores.places, head), head.head
+        apart = bool(q_values[at] <= FDR) and scores.score(head) > 0
+        return {
+            "importance_low": finite(float(low[at])), "importance_high": finite(float(high[at])), "told_apart": apart
+        }  # fmt: skip
+
+    return costs
+
+
+def _figures(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
+    masses = {name: finite(array[row, number]) for name, array in found.mass.items()}
+    return {"mass": masses} | {name: finite(getattr(found, name)[row, number]) for name in _PLAIN}
+
+
+def _strongest(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
+    """The distance that most queries have their strongest key at (± reach: so far or farther), and the share of them."""
+    shares = found.top_offsets[row, number]
+    if np.isnan(shares).all():
+        return {"top_offset": None, "top_offset_share": None}
+    best = int(np.nanargmax(shares))
+    return {"top_offset": best - found.reach, "top_offset_share": finite(shares[best])}
+
+
+def _chance(found: HeadStatistics) -> list[dict[str, Any]]:
+    assert found.chance is not None
+    chance = found.chance
+    return [
+        {"stage": place.stage, "layer": place.layer, "queries": int(found.queries[row])} | _figures(chance, row, 0)
+        for row, place in enumerate(found.places)
+    ]
+
+
+def _one(found: HeadStatistics, head: Head) -> dict[str, Any]:
+    """One head, with its probabilities by distance."""
+    row = _row(found, head)
+    assert found.chance is not None
+
+    def listed(array: np.ndarray) -> list[float | None]:
+        return [finite(x) for x in array]
+
+    return {
+        "head": format_head(head), "offsets": listed(found.offsets[row, head.head]),
+        "offsets_by_chance": listed(found.chance.offsets[row, 0]), "top_offsets": listed(found.top_offsets[row, head.head]),
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Maps of where heads look, for a page of HTML."""

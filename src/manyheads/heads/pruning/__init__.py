@@ -1,0 +1,1 @@
+"""Heads removed for real: planned, chosen, cut out of the weights, exported."""

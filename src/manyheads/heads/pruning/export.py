@@ -1,0 +1,277 @@
+"""A model without some of its heads, written as a folder: in a form that stock transformers loads, where there is one.
+
+    export("path/to/model", {0: (1, 3)}, "smaller")
+
+The folder is checked before it appears: loaded as its user will load it, it must give the logits of the model whose heads
+are masked. Beside weights, configuration and tokenizer stand pruning.json, which says what was done and what it saves, and
+a README.md for people.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.checkpoints.locate import Located, locate
+from manyheads.checkpoints.pruned import Pruning, read_pruning
+from manyheads.checkpoints.reading import open_model
+from manyheads.cost.dtypes import dtype as format_of
+from manyheads.cost.model import cache_bytes
+from manyheads.cost.parameters import stored_parameters
+from manyheads.cost.workload import Workload
+from manyheads.errors import CheckpointError, ConversionError
+from manyheads.heads.address import Heads
+from manyheads.heads.pruning.export_card import UNMEASURED, card, record
+from manyheads.heads.pruning.forms import AUTO, Form, about_removing, choose_form, stated_stack
+from manyheads.heads.pruning.output_folder import check_folder, folder_of
+from manyheads.heads.pruning.plan import Plan, make_plan
+from manyheads.heads.pruning.provenance import CARD_NAME, REPORT_NAME, Source, source_of
+from manyheads.heads.pruning.random_inputs import logits_of
+from manyheads.heads.pruning.remove import PrunedWeights, by_stage, mask
+from manyheads.models.door.attentions import find_attentions
+from manyheads.models.door.door import opened
+from manyheads.models.load.companion_files import read_beside
+from manyheads.models.load.model import Loaded, load_model
+from manyheads.models.store.read import Store, open_store
+from manyheads.models.store.write import Written, write_store
+from manyheads.quoting import shown_path
+from manyheads.report.files import folder_appearing
+from manyheads.report.parts import part_folder
+from manyheads.spec.inventory import weights
+from manyheads.spec.stack import StackSpec
+
+__all__ = ["TOLERANCE", "Exported", "bytes_of", "export", "load_pruned"]
+
+TOLERANCE = 1e-5
+"""How far logits may lie from the masked model's, as a share of the largest one where that is above 1."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    form, why         the form, and why it is this one
+    plan              which heads went
+    tensor_bytes      bytes of all tensors in the files; `predicted_bytes`: what the cost model says of them
+    before_bytes      what the cost model says of the model as it was
+    cache_bytes       of one token more in one sequence, in the stored type; `cache_before_bytes`: as it was
+    difference        the largest difference from the logits of the masked model, None where it was not checked;
+                      `logits_size`: the largest of those; `checked`: in "float32", or in "float64" where the model
+                      magnifies float32's rounding; `float32_difference`: that in float32 in any case, which a user sees
+    """
+
+    folder: Path
+    form: Form
+    plan: Plan
+    written: Written
+    tensor_bytes: int
+    predicted_bytes: int
+    before_bytes: int
+    cache_bytes: int
+    cache_before_bytes: int
+    difference: float | None
+    logits_size: float | None
+    checked: str = ""
+    float32_difference: float | None = None
+
+    def __repr__(self) -> str:
+        told = f"{self.tensor_bytes:,} of {self.before_bytes:,} bytes of weights"
+        cache = f"{self.cache_bytes:,} of {self.cache_before_bytes:,} bytes of cache a token"
+        return f"Exported({len(self.plan.new)} heads removed, {self.form.name} form in {self.folder}: {told}, {cache})"
+
+
+def export(
+    source: str | os.PathLike[str],
+    heads: Heads,
+    folder: str | os.PathLike[str],
+    *,
+    form: str = AUTO,
+    loaded: Loaded | None = None,
+    check: bool = True,
+    choice: Mapping[str, Any] = UNMEASURED,
+    seed: int = 0,
+    say: Say = lambda _: None,
+) -> Exported:
+    """Write the model in `source` without `heads` to `folder`, which must not exist or be empty, nor lie in the model's own.
+
+    source  a folder with config.json and .safetensors, a .gguf file or a hub id; its weights keep their types (GGUF: float32)
+    heads   original numbers, as for `prune`
+    form    "uniform", "padded" or "compact" (`heads.pruning.forms`); "auto": the first of uniform and padded that can be
+    loaded  the model of `source` in float32, if it is there already
+    check   compare the logits before the folder appears, on random tokens that follow from `seed`
+    choice  what the folder shall say of how heads were chosen and what that lost: `chosen`, `rounds` and `losses`, as in the
+            object of `heads.pruning.run.pruning`
+
+    Raises ManyheadsError and its kinds, one line, for heads that are not there, for a pruning that removes nothing, a form
+    that cannot be, and logits that differ. Nothing is left behind then.
+    """
+    text = os.fspath(source)
+    target = check_folder(folder, model=locate(text))
+    loaded = loaded or _load(text, say)
+    find_attentions(loaded.model)  # refuses, naming it, a model whose heads nobody could mask
+    located = locate(text)
+    with part_folder(os.path.join(tempfile.gettempdir(), "model")) as scratch:
+        place = _folder_of(text, loaded, scratch, say)
+        with open_store(place) as store:
+            settings, name = dict(store.checkpoint.config or {}), _name_of(located)
+            plan, chosen = _chosen(store, settings, heads, form, name)
+            say(f"reading {name} once for its hash, and writing the {chosen.name} form: {chosen.why}")
+            known = source_of(name, located, place, pruned=_record(settings, name) is not None)
+            made = _Making(store, plan, chosen, target, place, known, choice)
+            return _write(made, loaded if check else None, seed, say)
+
+
+def load_pruned(
+    folder: str | os.PathLike[str], *, dtype: str = "fp32", device: str = "cpu", say: Say = lambda _: None
+) -> Loaded:
+    """A model that was written by `export`, in any of its forms, with every weight from its files.
+
+    Raises CheckpointError, one line, where the folder was not pruned by manyheads, or a weight is missing or of another
+    shape than its record says.
+    """
+    text = os.fspath(folder)
+    checkpoint = open_model(text)
+    if _record(dict(checkpoint.config or {}), text) is None:
+        raise CheckpointError(
+            f"{shown_path(text)}: its config.json has no record of removed heads; transformers loads it as it is"
+        )
+    return load_model(locate(text), checkpoint.stack, dtype=dtype, device=device, say=say)
+
+
+def _load(text: str, say: Say) -> Loaded:
+    with about_removing():
+        return load_model(locate(text), open_model(text).stack, say=say)
+
+
+def _name_of(model: Located) -> str:
+    """A model as its user knows it, wherever its files lie: a hub id, or the name of a folder or file."""
+    if model.kind == "hub":
+        return model.text
+    path = Path(os.path.abspath(folder_of(model) or model.text))
+    return shown_path(path.stem if model.kind == "gguf" else path.name)
+
+
+def _folder_of(text: str, loaded: Loaded, scratch: str, say: Say) -> str:
+    """Where weights and configuration lie that can be written on: of a GGUF file, its dequantised copy."""
+    located = locate(text)
+    if own := folder_of(located):
+        return own
+    if located.kind == "hub":
+        return loaded.source
+    if loaded.kept:
+        return loaded.kept
+    say("saving the dequantised model for a moment")
+    loaded.model.save_pretrained(scratch)
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(scratch)
+    return scratch
+
+
+def _record(settings: Mapping[str, Any], source: str) -> Pruning | None:
+    return read_pruning(settings, stated_stack(settings, source=source), source=source)
+
+
+def _chosen(store: Store, settings: Mapping[str, Any], heads: Heads, form: str, where: str) -> tuple[Plan, Form]:
+    plan = make_plan(stated_stack(settings, source=where), by_stage(heads), before=_record(settings, where))
+    chosen = choose_form(plan, settings, asked=form, source=where)
+    held = store.stack  # without the parts that its files leave out
+    chosen = replace(
+        chosen, stack=replace(chosen.stack, head=held.head, head_bias=held.head_bias, other=held.other)
+    )  # fmt: skip
+    return plan, chosen
+
+
+@dataclass(frozen=True)
+class _Making:
+    """What is written, from where to where, and what is known of it."""
+
+    store: Store
+    plan: Plan
+    form: Form
+    target: Path
+    place: str
+    source: Source
+    choice: Mapping[str, Any]
+
+
+def _write(making: _Making, loaded: Loaded | None, seed: int, say: Say) -> Exported:
+    store, plan, form, source = making.store, making.plan, making.form, making.source
+    with folder_appearing(making.target) as part:
+        written = write_store(
+            part, PrunedWeights(store, store.stack, plan, form.pruning), config=form.settings, layout=store.layout,
+            others={name: store.other(name) for name in store.left_out},
+            beside=read_beside(making.place) | dict(source.licence_files), stack=form.stack,
+        )  # fmt: skip
+        found = _figures(store, plan, form, making.target, written)
+        if loaded is not None:
+            say("comparing its logits with those of the masked model")
+            found = _compared(found, part, plan, loaded, seed)
+        told = record(found, source, making.choice, tolerance=TOLERANCE)
+        (part / REPORT_NAME).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        (part / CARD_NAME).write_text(card(found, source, making.choice), encoding="utf-8")
+    return found
+
+
+def _figures(store: Store, plan: Plan, form: Form, target: Path, written: Written) -> Exported:
+    kind = store.checkpoint.weight_dtype or "fp32"
+    others = sum(store.other(name).nbytes for name in store.left_out)
+
+    now, then = bytes_of(store.stack, kind), bytes_of(form.stack, kind)
+    return Exported(
+        folder=target, form=form, plan=plan, written=replace(written, folder=target), tensor_bytes=written.tensor_bytes,
+        predicted_bytes=then[0] + others, before_bytes=now[0] + others, cache_bytes=then[1], cache_before_bytes=now[1],
+        difference=None, logits_size=None,
+    )  # fmt: skip
+
+
+def bytes_of(stack: StackSpec, dtype: str) -> tuple[int, int]:
+    """What the cost model says of a model in one format: bytes of its weights, and of one token more in its cache."""
+    stored = int(format_of(dtype).bytes(stored_parameters(weights(stack))))
+    if stack.decoder is None:
+        return stored, 0
+    one, two = (cache_bytes(stack, Workload(tokens, kv_dtype=dtype, state_dtype=dtype)).total for tokens in (1, 2))
+    return stored, int(two - one)
+
+
+def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int) -> Exported:
+    """With the difference from the masked model; ConversionError where it is more than rounding."""
+    if loaded.model.dtype != torch.float32:
+        raise ConversionError(f"the model is loaded in {loaded.model.dtype}, and logits are compared from float32 on")
+    written = load_model(locate(str(part)), open_model(part).stack, device=str(loaded.model.device)).model
+    difference, size = seen, _ = _apart(loaded.model, written, plan, seed)
+    checked = "float32"
+    if not difference <= TOLERANCE * max(1.0, size) and loaded.model.device.type != "mps":  # which has no float64
+        # A model that lost what it needs can magnify float32's rounding, and then two right answers differ by more.
+        try:
+            loaded.model.double(), written.double()
+            difference, size = _apart(loaded.model, written, plan, seed)
+        finally:
+            loaded.model.float()  # exact: these were numbers of float32
+        checked = "float64"
+    if not difference <= TOLERANCE * max(1.0, size):
+        raise ConversionError(
+            f"the {found.form.name} form gives logits that differ from the masked model's by up to {difference:.2e} (largest "
+            f"{size:.1f}), more than {TOLERANCE:g} of them in {checked}; nothing was written"
+        )
+    return replace(
+        found, difference=difference, logits_size=size, checked=checked, float32_difference=seen
+    )  # fmt: skip
+
+
+def _apart(model: Any, written: Any, plan: Plan, seed: int) -> tuple[float, float]:
+    """The largest difference of the written model's logits from the masked model's, and the largest of these."""
+    with opened(model, gates=[mask(model, plan.new)], mode="eval"):
+        wanted = logits_of(model, seed=seed)
+    got = logits_of(written, seed=seed)
+    if got.shape != wanted.shape:
+        return float("inf"), float(wanted.abs().max())
+    return float((got - wanted).abs().max()), float(wanted.abs().max())

@@ -1,0 +1,147 @@
+"""What an export says of itself: pruning.json for programs, README.md for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from manyheads.checkpoints.pruned import Pruning
+from manyheads.heads.address import format_heads
+from manyheads.heads.pruning.provenance import REPORT_NAME, SCHEMA, Source
+from manyheads.heads.pruning.saving import is_smaller
+from manyheads.models.surroundings import versions
+from manyheads.quoting import one_line, shown_path
+
+if TYPE_CHECKING:
+    from manyheads.heads.pruning.export import Exported
+
+__all__ = ["UNMEASURED", "card", "record", "removed_text"]
+
+UNMEASURED: Mapping[str, Any] = {"chosen": "named", "rounds": 0, "losses": {"reason": "not measured"}}
+"""What is told of a choice where its maker told nothing."""
+
+
+def record(found: Exported, source: Source, choice: Mapping[str, Any], *, tolerance: float) -> dict[str, Any]:
+    """pruning.json."""
+    layers = [
+        {"stage": stage, "layer": layer, "removed": list(heads.removed), "kept": list(heads.kept),
+         "zeros": sum(slot < 0 for slot in heads.slots), "kv_heads": len(heads.kv_slots)}
+        for stage, layer, heads in found.form.pruning.layers
+    ]  # fmt: skip
+    return {
+        "schema": SCHEMA, "model": source.name, "original": source.original or None, "form": found.form.name,
+        "why": found.form.why,
+        "model_type": found.form.settings.get("model_type"), "architectures": found.form.settings.get("architectures"),
+        "removed_now": [[*found.plan.place(head), head.head] for head in found.plan.new], "layers": layers,
+        "chosen": choice["chosen"], "rounds": choice["rounds"], "losses": choice["losses"],
+        "weight_bytes": {"before": found.before_bytes, "predicted": found.predicted_bytes, "written": found.tensor_bytes},
+        "cache_bytes_a_token": {"before": found.cache_before_bytes, "after": found.cache_bytes},
+        "check": {"largest_difference": found.difference, "largest_logit": found.logits_size, "tolerance": tolerance,
+                  "in": found.checked, "largest_difference_float32": found.float32_difference},
+        "source": source.as_json(),
+        "licence": {**source.licence, "files": sorted(source.licence_files)}, "versions": versions(),
+        "earlier": list(source.earlier),
+    }  # fmt: skip
+
+
+def removed_text(pruning: Pruning) -> str:
+    """All heads that are gone, as addresses: "0:1,3;5:2", with stages where there are several."""
+    stages = list(dict.fromkeys(stage for stage, _, _ in pruning.layers))
+    gone = {s: {layer: heads.removed for stage, layer, heads in pruning.layers if stage == s} for s in stages}
+    return ";".join(
+        text for stage in stages if (text := format_heads(gone[stage], stage=stage if len(stages) > 1 else ""))
+    )  # fmt: skip
+
+
+def card(found: Exported, source: Source, choice: Mapping[str, Any]) -> str:
+    """README.md, with the licence in front as cards of models have it."""
+    kind = next(iter(found.form.settings.get("architectures") or ()), "AutoModel")
+    load = (
+        'from manyheads.heads.pruning.export import load_pruned\n\nmodel = load_pruned("path/to/this/folder").model'
+        if found.form.name == "compact"
+        else f'from transformers import {kind}\n\nmodel = {kind}.from_pretrained("path/to/this/folder")'
+    )
+    smaller = (
+        "" if is_smaller(found.plan, found.form.pruning) else " Zeros stand where these heads were: nothing is smaller."
+    )
+    parts = [
+        f"# {source.name} without some of its attention heads",
+        *_heads(found, source),
+        f"{_chosen(choice)} {_loss(choice['losses'])}",
+        (
+            f"Form: {found.form.name} ({found.form.why}).{smaller} {_checked(found, source.name)} Weights: "
+            f"{found.tensor_bytes:,} bytes, {found.before_bytes:,} before; cache: {found.cache_bytes:,} bytes a token, "
+            f"{found.cache_before_bytes:,} before. {REPORT_NAME} has the same for programs."
+        ),
+        f"```python\n{load}\n```",
+        f"Made from {source.name}{f', commit {source.revision}' if source.revision else ''}:",
+        "\n".join(f"- {shown_path(file['name'])}, sha256 {file['sha256']}" for file in source.files),
+        _licence(source),
+        f"Written by manyheads {versions()['manyheads']}.",
+    ]
+    return _front(source) + "\n\n".join(parts) + "\n"
+
+
+def _front(source: Source) -> str:
+    """The block of a card that programs read; a JSON value is a YAML value."""
+    rows = dict(source.licence) | ({"base_model": source.name} if source.revision else {})
+    return (
+        "".join(["---\n", *(f"{key}: {json.dumps(value)}\n" for key, value in rows.items()), "---\n\n"]) if rows else ""
+    )
+
+
+def _heads(found: Exported, source: Source) -> list[str]:
+    gone = removed_text(found.form.pruning)
+    pruned = any(held.removed for held in found.plan.held.values())
+    if not pruned:
+        return [f"Removed (layer:head, numbered as in {source.name}): {gone}"]
+    now = ", ".join(map(str, found.plan.new))
+    first = source.original or f"the model that {source.name} was first pruned from, whose name is not recorded"
+    lost = sum(len(held.removed) for held in found.plan.held.values())
+    return [
+        f"Removed in all (layer:head, numbered as in {first}): {gone}",
+        (
+            f"Of these {now} went now; {lost} had gone before {source.name} was made. Numbers are those of {first}, not places in "
+            f"{source.name}."
+        ),
+    ]
+
+
+def _chosen(choice: Mapping[str, Any]) -> str:
+    rounds = f", asked {choice['rounds']} times" if choice["rounds"] > 1 else ""
+    return f"Chosen: {choice['chosen']}{rounds}."
+
+
+def _loss(losses: Mapping[str, Any]) -> str:
+    """What was lost, of the text that nothing was chosen on."""
+    if losses["reason"]:
+        return f"No loss was measured: {losses['reason']}."
+    interval = losses["interval"]
+    spread = f", 95% {interval[0]:+.4f} to {interval[1]:+.4f}" if interval is not None else ""
+    return (
+        f"Loss ({losses['objective']}, {losses['unit']}): {losses['before']:.4f} before, {losses['after']:.4f} after "
+        f"({losses['change']:+.4f}{spread}), on {losses['tokens']:,} tokens of {shown_path(losses['text'])} (sha256 "
+        f"{losses['text_sha256']}) in {losses['windows']} window{'s' * (losses['windows'] != 1)}; nothing was trained "
+        "afterwards."
+    )
+
+
+def _checked(found: Exported, name: str) -> str:
+    if found.difference is None:
+        return "It was not compared with the original."
+    told = f"Its logits differ from those of {name} with these heads masked by at most {found.difference:.1e} in {found.checked}"
+    if found.checked != "float32":
+        told += f" and {found.float32_difference:.1e} in float32, whose rounding this model magnifies"
+    return f"{told}."
+
+
+def _licence(source: Source) -> str:
+    said = source.licence.get("license")
+    said = one_line(", ".join(said) if isinstance(said, list) else said or "", 200)
+    files = f" (text: {', '.join(map(shown_path, sorted(source.licence_files)))})" if source.licence_files else ""
+    if said or files:
+        return (
+            f"License: {said or 'as below'}{files}, carried over from {source.name}, whose intended use holds here too."
+        )
+    return f"{source.name} states no license here; whatever its license and intended use are, they hold for this model too."

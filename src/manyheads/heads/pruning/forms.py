@@ -1,0 +1,240 @@
+"""The forms in which a pruned model can be written, and why one of them is the one.
+
+uniform  every layer with the same, smaller counts: a stock class of transformers loads it. Of a Llama whose counts
+         its own class refuses, the Mistral class, which computes the same
+padded   the counts as they were, zeros where heads went: loads anywhere, saves nothing
+compact  every layer as small as it can be: saves the most, and only `heads.pruning.export.load_pruned` loads it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.checkpoints.config import NotUnderstoodError, read_config, text_part
+from manyheads.checkpoints.pruned import FORMS, KEY, Pruning, attention_at, places, shrunk
+from manyheads.errors import CheckpointError, ConversionError, ManyheadsError
+from manyheads.heads.pruning.plan import Plan, cannot_shrink
+from manyheads.quoting import shown
+from manyheads.spec.attention import AttentionSpec
+from manyheads.spec.kv import State
+from manyheads.spec.stack import StackSpec
+
+__all__ = ["AUTO", "Form", "about_removing", "choose_form", "stated_stack", "uniform_settings"]
+
+AUTO = "auto"
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of a pruned model.
+
+    name      of `checkpoints.pruned.FORMS`; `pruning`: the heads that it holds
+    settings  its config.json; `stack`: what that describes
+    why       why it was chosen
+    """
+
+    name: str
+    pruning: Pruning
+    settings: Mapping[str, Any]
+    stack: StackSpec
+    why: str
+
+
+@contextmanager
+def about_removing() -> Iterator[None]:
+    """Errors of reading a model, without the advice how to price what is not understood: its heads cannot be removed."""
+    try:
+        yield
+    except NotUnderstoodError as error:
+        raise CheckpointError(f"{error.said}; heads of attention that is not understood cannot be removed") from None
+
+
+def stated_stack(settings: Mapping[str, Any], *, source: str) -> StackSpec:
+    """What a configuration describes apart from its record of removed heads.
+
+    Raises ConversionError for the text part of a larger model, of which nothing is written here.
+    """
+    plain = {key: value for key, value in settings.items() if key != KEY}
+    if text_part(plain)[0] is not plain:
+        raise ConversionError(f"{source}: heads of the text part of a larger model are not removed here")
+    with about_removing():
+        return read_config(plain, source=source).stack
+
+
+def choose_form(plan: Plan, settings: Mapping[str, Any], *, asked: str = AUTO, source: str = "config") -> Form:
+    """The form `asked` for, or with "auto" the first of uniform and padded that can be.
+
+    settings  the model's config.json as it is
+
+    Raises ConversionError where the one asked for cannot be, saying why and what can.
+    """
+    if asked not in (AUTO, *FORMS):
+        raise ManyheadsError(f"form {shown(asked)} is not one of {AUTO}, {', '.join(FORMS)}")
+    plain = {key: value for key, value in settings.items() if key not in (KEY, "_name_or_path")}
+    stated = stated_stack(settings, source=source)
+    if asked == "compact":
+        why = cannot_shrink(stated, plan.compact)
+        if why:
+            raise ConversionError(f"{source}: no compact form: {why}; valid: {_named('padded')}")
+        return _made("compact", plan.compact, plain, stated, "each layer keeps only what works; asked for")
+    uniform, why_not = _uniform(plan, plain, stated)
+    if uniform is not None and asked != "padded":
+        return uniform
+    if asked == "uniform":
+        raise ConversionError(f"{source}: no uniform form: {why_not}; valid: {_named('padded')} or {_named('compact')}")
+    return _padded(plan, plain, stated, "asked for" if asked == "padded" else why_not)
+
+
+def _named(form: str) -> str:
+    """A form as callers and the command line name it."""
+    return f'form="{form}" (--form {form})'
+
+
+def _made(name: str, pruning: Pruning, settings: Mapping[str, Any], stated: StackSpec, why: str) -> Form:
+    stack = shrunk(stated, pruning) if name == "compact" else stated
+    return Form(name, pruning, {**settings, KEY: pruning.as_json()}, stack, why)
+
+
+def _padded(plan: Plan, settings: Mapping[str, Any], stated: StackSpec, why: str) -> Form:
+    """Zeros in the shapes that the model has now; where these differ by layer, it stays the compact form that it is."""
+    pruning = plan.padded
+    for stage, layer, heads in pruning.layers:
+        if heads.slots and len(heads.slots) != _stated_heads(stated, stage, layer):
+            raise ConversionError(
+                f"no padded form: its layers have different counts already, which no stock class has; valid: {_named('compact')}"
+            )
+    return _made("padded", pruning, settings, stated, why)
+
+
+def _stated_heads(stated: StackSpec, stage: str, layer: int) -> int:
+    spec = attention_at(stated, stage, layer)
+    return spec.num_heads if spec is not None else 0
+
+
+def _uniform(plan: Plan, settings: Mapping[str, Any], stated: StackSpec) -> tuple[Form | None, str]:
+    """The uniform form, or None and why there is none."""
+    pruning = plan.uniform
+    if pruning is None:
+        return None, _full_layer(plan)
+    why = cannot_shrink(stated, pruning)
+    if why:
+        return None, why
+    then = shrunk(stated, pruning)
+    heads = pruning.layers[0][2]
+    counts = f"{len(heads.slots)} heads and {len(heads.kv_slots)} key/value heads in every layer"
+    zeros = plan.zeros(pruning)
+    filled = f", {zeros} of them zeros where a layer has fewer" if zeros else ""
+    changed = uniform_settings(settings, stated, then)
+    if changed is not None:
+        made = {**settings, **changed, KEY: pruning.as_json()}
+        return Form("uniform", pruning, made, then, f"{counts}{filled}; its own class loads these"), ""
+    mistral = _as_mistral(settings, stated, then)
+    if mistral is not None:
+        made = {**mistral, KEY: pruning.as_json()}
+        stack = read_config({**mistral}, source="config").stack
+        return Form("uniform", pruning, made, stack, f"{counts}{filled}; the Llama class refuses these counts, the Mistral class "
+                    "computes the same and loads them"), ""  # fmt: skip
+    kind = settings.get("model_type", "its")
+    sizes = sorted({spec.head_dim for spec in _softmax(then)})
+    size = " or ".join(str(each) for each in sizes)
+    return None, f"no configuration that the {kind} class takes says {counts}, of {size} numbers each"
+
+
+def _full_layer(plan: Plan) -> str:
+    """Why the layers cannot all be smaller by the same."""
+    counts = {(len(held.slots), len(held.kv_slots)) for held in plan.held.values()}
+    if len(counts) > 1:
+        return "its layers have different counts already"
+    (full,) = counts
+    for (stage, layer), needed in plan.sizes.items():
+        if (needed[0] * needed[1], needed[0]) == full:
+            return f"layer {layer} of the {stage} still needs all {full[0]} heads and {full[1]} key/value heads"
+    most_groups, most_queries = (max(size[at] for size in plan.sizes.values()) for at in (0, 1))
+    return f"one layer needs {most_groups} groups and another {most_queries} heads in a group, which is all there are"
+
+
+def uniform_settings(settings: Mapping[str, Any], stated: StackSpec, then: StackSpec) -> dict[str, Any] | None:
+    """The settings that turn a configuration of `stated` into one of `then`, None where no counts can say it.
+
+    Tried by reading the changed configuration and by transformers' own class: a family that derives the size of a head
+    from the number of heads, or whose class refuses the counts, has no way to say it.
+    """
+    counts = {(spec.num_heads, getattr(spec.kv, "num_kv_heads", spec.num_heads)) for spec in _softmax(then)}
+    if len(counts) != 1:
+        return None
+    heads, kv_heads = counts.pop()
+    sizes = {spec.head_dim for spec in _softmax(stated)}
+    changed: dict[str, Any] = {key: heads for key in _HEADS if key in settings}
+    changed |= {key: kv_heads for key in _KV_HEADS if settings.get(key) is not None}
+    if heads != kv_heads and "num_key_value_heads" not in settings:
+        changed["num_key_value_heads"] = kv_heads
+    if len(sizes) == 1 and "d_kv" not in settings and "kv_lora_rank" not in settings:
+        changed["head_dim"] = sizes.pop()
+    return changed if _says({**settings, **changed}, then) else None
+
+
+def _softmax(stack: StackSpec) -> list[AttentionSpec]:
+    """The attentions whose heads can go: all but the linear ones."""
+    return [spec for _, _, spec in places(stack) if not isinstance(spec.kv, State)]
+
+
+def _says(settings: Mapping[str, Any], stack: StackSpec) -> bool:
+    """Whether a configuration describes `stack`, to us and once transformers' class has read it."""
+    import transformers
+
+    try:
+        if read_config(settings).stack != stack:
+            return False
+        kind = transformers.CONFIG_MAPPING[str(settings.get("model_type"))]
+        own = kind.from_dict(dict(settings))
+        return not _derives_head_dim(own, stack) and read_config(own.to_dict()).stack == stack
+    except CheckpointError:
+        return False
+    except Exception:  # noqa: BLE001  each class of transformers refuses counts in its own way
+        return False
+
+
+def _derives_head_dim(config: Any, stack: StackSpec) -> bool:
+    """Whether modules would be built with another head size: what a class does not know, it keeps and does not use."""
+    import torch
+    import transformers
+
+    for name in config.architectures or ():
+        kind = getattr(transformers, name, None)
+        if kind is None:
+            continue
+        with torch.device("meta"):
+            model = kind(config)
+        from manyheads.checkpoints.families import named
+        from manyheads.models.load.resize import attention_items
+
+        parameters = dict(model.named_parameters())
+        family = named(read_config(config.to_dict()).family)
+        items = attention_items(family, stack, parameters)
+        return any(name in parameters and tuple(parameters[name].shape) != item.shape for name, item in items.items())
+    return False
+
+
+def _as_mistral(settings: Mapping[str, Any], stated: StackSpec, then: StackSpec) -> dict[str, Any] | None:
+    """A Llama's settings as Mistral's, with the counts of `then`; None where Mistral computes something else."""
+    import transformers
+
+    if settings.get("model_type") != "llama" or settings.get("attention_bias") or settings.get("mlp_bias"):
+        return None
+    full = transformers.LlamaConfig.from_dict(
+        dict(settings)
+    ).to_dict()  # no default of Mistral's where Llama had its own
+    full.pop("attention_bias", None)
+    full.pop("mlp_bias", None)
+    full.pop("pretraining_tp", None)
+    kinds = [str(name).replace("Llama", "Mistral") for name in settings.get("architectures") or ["LlamaForCausalLM"]]
+    if not all(hasattr(transformers, name) for name in kinds):
+        return None
+    full |= {"model_type": "mistral", "architectures": kinds, "sliding_window": None}
+    changed = uniform_settings(full, stated, then)
+    return None if changed is None else {**full, **changed}

@@ -1,0 +1,322 @@
+"""What `manyheads prune` does: heads chosen on one half of a text, judged on the other, and a smaller model written.
+
+The tables are made from the object alone (`heads.pruning.tables`), so that what is printed and what was measured cannot
+differ.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.checkpoints.locate import locate
+from manyheads.checkpoints.pruned import FORMS, LayerHeads, read_pruning
+from manyheads.checkpoints.reading import Checkpoint, open_model
+from manyheads.errors import ManyheadsError
+from manyheads.heads.address import parse_staged
+from manyheads.heads.alignment import frame
+from manyheads.heads.effects.loss_change import Change, loss_change
+from manyheads.heads.effects.metrics import Metric
+from manyheads.heads.effects.objective import DRIFT, Objective, objective
+from manyheads.heads.progress import Pace
+from manyheads.heads.pruning import choose as choosing
+from manyheads.heads.pruning.export import Exported, bytes_of, export
+from manyheads.heads.pruning.forms import about_removing, choose_form, stated_stack
+from manyheads.heads.pruning.plan import Plan, head_counts, make_plan, now_held
+from manyheads.heads.pruning.remove import Described, by_stage, describe
+from manyheads.heads.pruning.saving import completing, heads_text, why_nothing
+from manyheads.heads.watching import longest_text
+from manyheads.models.door.attentions import find_attentions
+from manyheads.models.load.model import Loaded, check_runnable, load_model
+from manyheads.models.load.text import Reading
+from manyheads.models.scoring import first_tokens
+
+__all__ = ["METHODS", "SCHEMA", "Request", "pruning"]
+
+SCHEMA = "manyheads.prune/1"
+GATES = "gates"
+METHODS = ("first-order", "zero", "mean", "resample", GATES)
+_WINDOW = 256
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked.
+
+    heads         addresses, "" where they are to be chosen; budget  "12" or "20%", "" where they are named or gates tell
+    method        of METHODS; penalty, steps  of the gates
+    whole_groups  heads that share a key/value head go together
+    reading       the text; `tokens`  the first so many of it, half to choose on and half to judge on
+    output        the folder to write, "" for none; form  as in `heads.pruning.export`
+    compare_init  repeat it on the same architecture at initialisation
+    named         whether the user named the model, for the command that is suggested
+    """
+
+    model: str
+    reading: Reading
+    heads: str = ""
+    budget: str = ""
+    method: str = METHODS[0]
+    penalty: float = 0.0
+    steps: int = 300
+    whole_groups: bool = False
+    rounds: int = 8
+    tokens: int = 4096
+    output: str = ""
+    form: str = "auto"
+    compare_init: bool = False
+    revision: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+    named: bool = True
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Batches to choose on and to judge on, or why there are none."""
+
+    judge: Objective | None = None
+    choosing: tuple[Mapping[str, Any], ...] = ()
+    judging: tuple[Mapping[str, Any], ...] = ()
+    reason: str = ""
+    goes_on: bool = False
+
+    @property
+    def metric(self) -> Metric | None:
+        """Of the objective, None where there is none."""
+        return self.judge.metric if self.judge is not None else None
+
+
+def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
+    """Does it and tells it, as docs/pruning.md describes.
+
+    Raises ManyheadsError, one line, for heads that are not there, a pruning that removes nothing, a model that does not
+    pass through the door, text of fewer than two tokens, and a form that cannot be; nothing is written then.
+    """
+    located = locate(request.model)
+    check_runnable(located)
+    named = parse_staged(request.heads) if request.heads else {}
+    with about_removing():
+        checkpoint = open_model(request.model, revision=request.revision)
+    _check_early(request, checkpoint, named)
+    say(f"loading {checkpoint.name} in float32 on {request.device}")
+    loaded = load_model(located, checkpoint.stack, revision=request.revision, device=request.device, say=say)
+    find_attentions(loaded.model)
+    known = describe(loaded.model)
+    text = _text(request, loaded)
+    if text.reason and not named:
+        raise ManyheadsError(
+            f"{checkpoint.name}: {text.reason}; importance needs a loss, so name the heads with --heads"
+        )
+    if text.judge is not None:
+        _check_judge(request, text.judge, named=bool(named))
+    choice = _choice(request, loaded.model, known, named, text, say)
+    plan = make_plan(known.stated, by_stage(choice.heads), before=known.before)
+    told = _told(request, checkpoint, loaded, known, choice, plan) | _room(request, checkpoint, known, plan)
+    told["losses"] = _losses(request, loaded.model, choice, text, say)
+    if request.output:
+        written = export(
+            request.model, choice.heads, request.output, form=request.form, loaded=loaded, choice=told, seed=request.seed,
+            say=say,
+        )  # fmt: skip
+        told["written"] = _written(written)
+    return told
+
+
+def _check_judge(request: Request, judge: Objective, *, named: bool) -> None:
+    if not named:
+        judge.check(request.method)
+    if request.compare_init and judge.name == DRIFT:
+        raise ManyheadsError(
+            "--compare-init: the model has no language head, so what is measured is how far its output drifts from its own, "
+            "which says nothing of two models; leave the option out"
+        )
+
+
+def _check_early(request: Request, checkpoint: Checkpoint, named: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
+    """What the configuration alone tells, before a large model is loaded: heads that are not there, budgets that cannot be."""
+    stated, before = checkpoint.stack, None
+    if checkpoint.config is not None:
+        stated = stated_stack(checkpoint.config, source=checkpoint.name)
+        before = read_pruning(checkpoint.config, stated, source=checkpoint.name)
+    if named:
+        make_plan(stated, named, before=before)
+    elif request.budget:
+        _budget(request, now_held(stated, before))
+
+
+def _budget(request: Request, held: Mapping[tuple[str, int], LayerHeads]) -> int:
+    """The heads that --budget means."""
+    least, most, what = choosing.room_for(held, whole_groups=request.whole_groups)
+    total = sum(len(each.kept) for each in held.values())
+    return choosing.budget_heads(request.budget, total, least=least, most=most, what=what)
+
+
+def _text(request: Request, loaded: Loaded) -> _Text:
+    """Windows of the text, every other one to choose on, as a model of its kind is judged on them (`heads.effects.objective`)."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    if loaded.without_tokenizer:
+        return _Text(reason=loaded.without_tokenizer)
+    around = frame(tokenizer)
+    try:
+        judge = objective(model, tokenizer, around=around, seed=request.seed)
+    except ManyheadsError as error:
+        return _Text(reason=str(error))
+    named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
+    try:
+        ids, goes_on = first_tokens(tokenizer, request.reading, request.tokens)
+    except ManyheadsError as error:
+        if not request.reading.shipped:
+            raise
+        return _Text(reason=str(error))  # nobody asked for this text
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    if max(ids) >= vocabulary:
+        return _Text(reason=f"its tokenizer makes token {max(ids):,}, and the model knows {vocabulary:,}")
+    room = longest_text(model, _limit(model)) - len(around.before) - len(around.after)
+    window = max(min(_WINDOW, room, max(len(ids) // 2, 2)), 2)
+    parts = [ids[start : start + window] for start in range(0, len(ids), window)]
+    rows = [part for part in parts if len(part) > 1]
+    if len(rows) < 2:
+        return _Text(
+            reason=f"{named} is {len(ids)} tokens long; at least 4 are needed, half to choose on and half to judge on"
+        )
+    try:
+        batches = judge.batches(rows)
+    except ManyheadsError as error:
+        return _Text(reason=str(error))
+    return _Text(judge, tuple(batches[::2]), tuple(batches[1::2]), goes_on=goes_on)
+
+
+def _limit(model: Any) -> int:
+    stack = describe(model).stack
+    return stack.context or stack.main.position_rows or _WINDOW
+
+
+def _choice(
+    request: Request, model: Any, known: Described, named: Mapping[str, Mapping[int, Sequence[int]]], text: _Text, say: Say
+) -> choosing.Choice:  # fmt: skip
+    if named:
+        plan = make_plan(known.stated, named, before=known.before)
+        return choosing.Choice((*plan.new, *plan.again), "named", 0)
+    return _chosen_on(model, request, text, say)
+
+
+def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.Choice:
+    """Heads chosen by importance or gates on the first half of the text, on whichever model."""
+    if request.method == GATES:
+        from manyheads.heads.gates.train import train_gates
+
+        say(f"training gates for {request.steps} steps")
+        gates = train_gates(
+            model, text.choosing, metric=text.metric, penalty=request.penalty, steps=request.steps,
+            per="group" if request.whole_groups else "head", seed=request.seed, say=Pace(say).counted("steps"),
+        )  # fmt: skip
+        return choosing.closed_by_gates(gates)
+    known = describe(model)
+    return choosing.choose(
+        model, text.choosing, _budget(request, now_held(known.stated, known.before)), method=request.method,
+        whole_groups=request.whole_groups, rounds=request.rounds, metric=text.metric, say=say,
+    )  # fmt: skip
+
+
+def _told(
+    request: Request, checkpoint: Checkpoint, loaded: Loaded, known: Described, choice: choosing.Choice, plan: Plan
+) -> dict[str, Any]:
+    staged = len(head_counts(known.stated, known.before)) > 1
+    settings = {**loaded.model.config.to_dict(), "architectures": [type(loaded.model).__name__]}
+    # A quantised file is written, and priced here, as what it is dequantised to.
+    kind = "fp32" if locate(request.model).kind == "gguf" else checkpoint.weight_dtype or "fp32"
+    compact = {(stage, layer): heads for stage, layer, heads in plan.compact.layers}
+    layers = [
+        {"stage": stage, "layer": layer, "removed": sorted(plan.gone[stage, layer]),
+         "new": [head.head for head in plan.new if plan.place(head) == (stage, layer)],
+         "kept": [head for head in range(held.heads) if head not in plan.gone[stage, layer]],
+         "kv_heads_before": len(held.kv_slots), "kv_heads_needed": len(compact[stage, layer].kv_slots)}
+        for (stage, layer), held in plan.held.items()
+    ]  # fmt: skip
+    return {
+        "schema": SCHEMA, "model": checkpoint.name, "source": request.model, "chosen": choice.how, "rounds": choice.rounds,
+        "heads_before": sum(len(held.kept) for held in plan.held.values()), "heads_removed": len(plan.new),
+        "removed": list(map(str, plan.new)), "gone_before": list(map(str, plan.again)),
+        "gone_earlier": sum(held.heads - len(held.kept) for held in plan.held.values()),
+        "staged": staged, "layers": layers, "weight_dtype": kind,
+        "bytes_before": dict(zip(("weights", "cache_a_token"), bytes_of(known.stack, kind), strict=True)),
+        "forms": [_form(name, plan, settings, kind, checkpoint.name) for name in FORMS],
+        "losses": None, "written": None,
+    }  # fmt: skip
+
+
+def _room(request: Request, checkpoint: Checkpoint, known: Described, plan: Plan) -> dict[str, Any]:
+    """What is saved against what there is, why nothing is, and how the command is typed again."""
+    more = completing(plan)
+    words = [request.model] if request.named else []
+    words += ["--revision", request.revision] if request.revision else []
+    words += [] if request.device == "cpu" else ["--device", request.device]
+    return {
+        "stored_bytes": checkpoint.stored_bytes, "stored_dtype": checkpoint.weight_dtype or None,
+        "note": why_nothing(plan, known.stated),
+        "heads": heads_text(plan.new), "heads_that_save": heads_text(sorted((*plan.new, *more))) if more else "",
+        "typed": shlex.join(["manyheads", "prune", *words]),
+    }  # fmt: skip
+
+
+def _form(name: str, plan: Plan, settings: Mapping[str, Any], kind: str, source: str) -> dict[str, Any]:
+    """What one form would hold, or why there is none."""
+    try:
+        form = choose_form(plan, settings, asked=name, source=source)
+    except ManyheadsError as error:
+        why = str(error).removeprefix(f"{source}: ").removeprefix(f"no {name} form: ").partition("; valid: ")[0]
+        return {"form": name, "weights": None, "cache_a_token": None, "zeros": None, "why": why}
+    weight_bytes, cache_bytes = bytes_of(form.stack, kind)
+    zeros = plan.zeros(form.pruning)
+    return {"form": name, "weights": weight_bytes, "cache_a_token": cache_bytes, "zeros": zeros, "why": form.why}
+
+
+def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, say: Say) -> dict[str, Any]:
+    if text.judge is None:
+        return {"reason": text.reason}
+    say("measuring the loss with and without these heads")
+    found = loss_change(model, text.judging, choice.heads, metric=text.metric)
+    tokens = sum(int(batch["input_ids"].numel()) for batch in text.judging)
+    told: dict[str, Any] = {
+        "reason": "", "text": request.reading.name, "text_sha256": request.reading.sha256, "tokens": tokens,
+        "windows": len(text.judging), "goes_on": text.goes_on, **_change(found), "init": None, **text.judge.as_json(),
+    }  # fmt: skip
+    if request.compare_init:
+        again = None if choice.how == "named" else lambda new: _chosen_on(new, request, text, say).heads
+        init = choosing.compare_with_init(
+            model,
+            text.judging,
+            choice.heads,
+            again=again,
+            trained=found,
+            seed=request.seed,
+            metric=text.metric,
+            say=say,
+        )
+        told["init"] = {
+            "seed": init.seed, "same_heads": _change(init.same), "own_heads": _change(init.own) if init.own else None
+        }  # fmt: skip
+    return told
+
+
+def _change(found: Change) -> dict[str, Any]:
+    interval = found.interval
+    return {
+        "before": found.before, "after": found.after, "change": found.change,
+        "interval": None if interval is None else list(interval),
+    }  # fmt: skip
+
+
+def _written(found: Exported) -> dict[str, Any]:
+    return {
+        "folder": str(found.folder), "form": found.form.name, "why": found.form.why,
+        "model_type": found.form.settings.get("model_type"), "tensor_bytes": found.tensor_bytes,
+        "predicted_bytes": found.predicted_bytes, "largest_difference": found.difference,
+        "largest_logit": found.logits_size, "checked_in": found.checked,
+        "largest_difference_float32": found.float32_difference,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What each head does: detectors with controls, intervals and verdicts corrected for the number of tests."""

@@ -1,0 +1,112 @@
+"""Tensors that stand for something else: what a cache layer or the latent seam hands to the attention function.
+
+transformers gives the attention function no cache, only the keys and values that the cache returned. A `Handed` has their
+shape and dtype and holds what they would be made of, which the kernel reads as it is. Whatever else is done with it is done
+to the tensor itself, made on the spot: right for any model, but slow, and said so once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from manyheads.ops.hadamard import turned
+
+__all__ = ["Handed", "Packed", "say_once", "widened"]
+
+_said: set[str] = set()
+
+
+class Handed(torch.Tensor):
+    """A tensor that is made when something other than ours asks for its elements."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    what = "a tensor"
+
+    def widened(self) -> Tensor:
+        """The tensor itself."""
+        raise NotImplementedError
+
+    def looking(self, dtype: torch.dtype) -> Handed:
+        """The same, to look like a tensor of another dtype."""
+        raise NotImplementedError
+
+    def __repr__(self, **_: object) -> str:
+        return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}: {self.what})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _say(cls.what, func)
+        return func(*tree_map(widened, args), **tree_map(widened, kwargs or {}))
+
+
+class Packed(Handed):
+    """Keys or values (b, k, s, d) that are kept in another format: `numbers`, and for int8 `scales` (b, k, s).
+
+    `is_turned`: they are keys that were turned before they were rounded, and meet turned queries.
+    """
+
+    what = "a cache in a format of its own"
+    numbers: Tensor
+    scales: Tensor | None
+    is_turned: bool
+
+    @staticmethod
+    def __new__(
+        cls: type, numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_turned: bool = False
+    ) -> Packed:
+        """`dtype`: what it is to look like."""
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=dtype, device=numbers.device)
+        made.numbers, made.scales, made.is_turned = numbers, scales, is_turned
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        """What torch.compile takes it apart into, so that a graph can hold one."""
+        return ["numbers"] + ["scales"] * (self.scales is not None), (self.dtype, self.is_turned)
+
+    @staticmethod
+    def __tensor_unflatten__(parts: dict[str, Tensor], told: Any, size: Any, stride: Any) -> Packed:
+        """The opposite of `__tensor_flatten__`."""
+        return Packed(parts["numbers"], parts.get("scales"), told[0], is_turned=told[1])
+
+    def widened(self) -> Tensor:
+        """numbers · scales, turned back, in the dtype that it looks like."""
+        return _unpacked(self.numbers, self.scales, self.dtype, is_turned=self.is_turned)
+
+    def looking(self, dtype: torch.dtype) -> Packed:
+        """The same numbers, of another dtype."""
+        return Packed(self.numbers, self.scales, dtype, is_turned=self.is_turned)
+
+
+def widened(x: Any) -> Any:
+    """The tensor that `x` stands for; anything but a `Handed` as it is."""
+    if isinstance(x, Packed):  # not by its method, which torch.compile would take for an operation of tensors
+        return _unpacked(x.numbers, x.scales, x.dtype, is_turned=x.is_turned)
+    return x.widened() if isinstance(x, Handed) else x
+
+
+def _unpacked(numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_turned: bool) -> Tensor:
+    if scales is None:
+        return numbers.to(dtype)
+    wide = numbers.to(torch.float32) * scales[..., None].to(torch.float32)
+    return (turned(wide) if is_turned else wide).to(dtype)
+
+
+def say_once(text: str) -> None:
+    """A warning, once in the life of the process."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, stacklevel=3)
+
+
+def _say(what: str, func: Callable[..., Any]) -> None:
+    """Once for each kind of tensor and operation."""
+    say_once(
+        f"manyheads: {what} was met by {func}, which is no attention of ours: it is given values widened on the spot, "
+        'as right as ever and slower; attn_implementation="manyheads" lets the kernel read them as they are'
+    )

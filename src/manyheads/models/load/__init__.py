@@ -1,0 +1,1 @@
+"""From what a user named to a running model: weights, tokenizer, text."""

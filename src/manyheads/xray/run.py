@@ -1,0 +1,344 @@
+"""The x-ray of a real model: what it is, what it costs, what it makes of text, and whether the price was right.
+
+The object's schema is documented in docs/xray-json.md; the tables are made from it alone (xray.tables), so that
+what is printed and what was measured cannot differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from manyheads.checkpoints import Checkpoint, open_model
+from manyheads.checkpoints.locate import Located, locate
+from manyheads.cost.pricing import price
+from manyheads.errors import BackendError, ManyheadsError
+from manyheads.models.load.model import Loaded, check_runnable, first_line, hushed, load_model
+from manyheads.models.load.text import Reading
+from manyheads.models.load.tokenizing import tokenized
+from manyheads.models.parameter_count import check_parameters
+from manyheads.models.resident_bytes import CacheCheck, Inputs, measure_cache, prompt_length
+from manyheads.models.scoring import MOST_WINDOW, Scores, first_tokens, score, shuffled
+from manyheads.models.surroundings import machine, usual_threads, versions
+from manyheads.report.jsonform import finite
+from manyheads.report.units import duration
+from manyheads.report.value import Report
+from manyheads.spec.kv import Heads
+from manyheads.spec.stack import StackSpec
+from manyheads.xray.cost import KV_DTYPE, cache_curve, default_contexts, next_command
+from manyheads.xray.parts import Part, Running, Section
+
+__all__ = ["MOST_TOKENS", "SCHEMA", "Request", "xray"]
+
+SCHEMA = "manyheads.xray/1"
+MOST_TOKENS = 8_192
+_SECONDS_BETWEEN_WORDS = 5.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked. `model`: as for `manyheads cost`, but with weights; `reading`: the text; `tokens`: the first so many
+    of it; `contexts`: tokens to price, () for the model's own; `threads`: of torch, 0 for as many as are free; `dtype` and
+    `device`: what it runs in and where; `bos`: a beginning-of-text token before each window; `command`: as it was typed.
+    """
+
+    model: str
+    reading: Reading
+    revision: str | None = None
+    assume: str = ""
+    tokens: int = MOST_TOKENS
+    contexts: tuple[int, ...] = ()
+    threads: int = 0
+    dtype: str = "fp32"
+    device: str = "cpu"
+    bos: bool = False
+    seed: int = 0
+    command: str = "manyheads xray"
+
+
+def xray(request: Request, *, say: Say = lambda _: None, sections: Sequence[Section] = ()) -> Report:
+    """Loads the model, runs it on the text, and compares what it holds with what was predicted.
+
+    `say` is told what is being done; `sections` look further into the loaded model, each adding its part. Raises
+    ManyheadsError, one line, where the model or the text cannot be had; numbers that disagree raise nothing: they are in the
+    report, and its `data["agrees"]` is False.
+    """
+    located = locate(request.model)
+    check_runnable(located)
+    checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
+    with _threads(request.threads) as threads:
+        loaded = _loaded(request, located, checkpoint, threads, say)
+        try:
+            with hushed():
+                measured, parts = _measured(request, checkpoint.stack, loaded, say, sections)
+        except ManyheadsError:
+            raise
+        except Exception as error:  # a model of transformers that does not run is not a bug of ours
+            raise BackendError(
+                f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first_line(error)})"
+            ) from error
+        return _report(request, checkpoint, loaded, measured, parts)
+
+
+@contextlib.contextmanager
+def _threads(asked: int) -> Iterator[str]:
+    """Gives torch the threads that were asked for, or those that are free, and takes them back; says how many."""
+    import torch
+
+    before = torch.get_num_threads()
+    threads = asked or usual_threads()
+    torch.set_num_threads(threads)
+    try:
+        left = "" if asked or threads == before else f" of {before}, since other programs run (--threads N sets it)"
+        yield f"{threads}{left}"
+    finally:
+        torch.set_num_threads(before)
+
+
+def _loaded(request: Request, located: Located, checkpoint: Checkpoint, threads: str, say: Say) -> Loaded:
+    say(f"loading {checkpoint.name} in {request.dtype} on {request.device}; threads: {threads}")
+    loaded = load_model(
+        located, checkpoint.stack, revision=request.revision, dtype=request.dtype, device=request.device, say=say
+    )
+    say(f"loaded in {duration(loaded.seconds)}")
+    return loaded
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The tokens to run on, whether they are of the text and else why not, why they cannot be scored where they cannot, and
+    whether the text goes on behind them."""
+
+    ids: list[int]
+    of_text: bool
+    no_score: str = ""
+    goes_on: bool = False
+
+    def running(self, request: Request, stack: StackSpec, loaded: Loaded) -> Running:
+        """What the sections are told."""
+        return Running(
+            loaded, stack, self.ids, self.of_text, "" if self.of_text else self.no_score, self.no_score, request.reading.text,
+            stack.context or stack.main.position_rows or 0, request.bos, request.seed,
+        )  # fmt: skip
+
+
+def _measured(
+    request: Request, stack: StackSpec, loaded: Loaded, say: Say, sections: Sequence[Section]
+) -> tuple[dict[str, Any], list[Part]]:
+    tokens = _tokens(request, stack, loaded)
+    timings: dict[str, Any] = {"load_seconds": loaded.seconds}
+    parameters = check_parameters(loaded.model, stack).as_dict()
+    text = _text(request, stack, loaded, tokens, say)
+    say("looking into its cache" if stack.decoder is not None else "running it once")
+    began = time.perf_counter()
+    cache = _cache(request, stack, loaded, tokens)
+    timings["cache_seconds"] = time.perf_counter() - began
+    if stack.decoder is None:
+        text["forward"] = _forward(loaded.model, tokens.ids[: _window(stack, bos=False)])
+    parts = []
+    timings["parts_seconds"] = {}
+    for section in sections:
+        began = time.perf_counter()
+        parts.append(section(tokens.running(request, stack, loaded), say))
+        timings["parts_seconds"][parts[-1].key] = time.perf_counter() - began
+    return {"parameters": parameters, "text": text, "cache": cache.as_dict(), "timings": timings}, parts
+
+
+def _tokens(request: Request, stack: StackSpec, loaded: Loaded) -> _Tokens:
+    """Tokens of the text, or random ones where the model has no tokenizer that fits it: memory does not mind."""
+    vocabulary = loaded.model.get_input_embeddings().weight.shape[0] if stack.vocab_size else 0
+    why = loaded.without_tokenizer
+    if not why:
+        ids, goes_on = first_tokens(loaded.tokenizer, request.reading, request.tokens)
+        if max(ids) < vocabulary:
+            return _Tokens(ids, of_text=True, no_score=_no_score(stack, loaded.model), goes_on=goes_on)
+        why = f"its tokenizer makes token {max(ids):,}, and the model knows {vocabulary:,}"
+    import torch
+
+    draw = torch.Generator().manual_seed(request.seed)
+    ids = torch.randint(0, max(vocabulary, 1), (prompt_length(stack) + 1,), generator=draw).tolist()
+    return _Tokens(ids, of_text=False, no_score=why)
+
+
+def _no_score(stack: StackSpec, model: Any) -> str:
+    """Why a perplexity of left-to-right prediction does not exist for this model; "" where it does."""
+    if stack.decoder is None:
+        return "an encoder sees both sides of a token, so it does not predict the next one and has no perplexity of that kind"
+    if stack.encoder is not None:
+        return "its decoder speaks about what the encoder read (a translation, a transcript), not about running text"
+    if model.get_output_embeddings() is None:
+        return "it was saved without a language head, so it predicts no tokens"
+    return ""
+
+
+def _window(stack: StackSpec, *, bos: bool) -> int:
+    limit = stack.context or stack.main.position_rows or MOST_WINDOW
+    return max(min(MOST_WINDOW, limit - bos), 2)
+
+
+def _text(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens, say: Say) -> dict[str, Any]:
+    reading = request.reading
+    window = _window(stack, bos=request.bos)
+    told: dict[str, Any] = {
+        "name": reading.name, "sha256": reading.sha256, "shipped": reading.shipped, "tokens": 0, "window": window,
+        "first_token_of_window_scored": False, "bos": request.bos, "tokenizer_adds_bos": False, "reason": tokens.no_score,
+        "scores": None, "shuffled": None, "goes_on": tokens.goes_on,
+    }  # fmt: skip
+    if not tokens.of_text:
+        return told
+    told |= {"tokens": len(tokens.ids), "tokenizer_adds_bos": _adds_bos(loaded.tokenizer)}
+    if tokens.no_score:
+        return told
+    bos = _bos(loaded.tokenizer) if request.bos else None
+    runs = (
+        ("scores", reading.name, tokens.ids),
+        ("shuffled", "the same tokens shuffled", shuffled(tokens.ids, request.seed)),
+    )
+    for key, what, ids in runs:
+        say(f"reading {len(ids):,} tokens: {what}")
+        told[key] = _scored(score(loaded.model, ids, window=window, bos=bos, say=_pace(say)))
+    first, control = told["scores"]["loss"], told["shuffled"]["loss"]
+    told["times_more_perplexed_when_shuffled"] = (
+        math.exp(min(control - first, 700.0)) if first is not None and control is not None else None
+    )
+    return told
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    return tokenizer.bos_token_id is not None and list(tokenized(tokenizer, "a")["input_ids"])[:1] == [
+        tokenizer.bos_token_id
+    ]
+
+
+def _bos(tokenizer: Any) -> int:
+    if tokenizer.bos_token_id is None:
+        raise ManyheadsError("--bos: this model's tokenizer has no beginning-of-text token; leave the option out")
+    return int(tokenizer.bos_token_id)
+
+
+def _scored(found: Scores) -> dict[str, Any]:
+    """As JSON, which knows no infinity: what is not finite is null."""
+    return {
+        "scored_tokens": found.scored,
+        "loss": finite(found.loss),
+        "perplexity": finite(found.perplexity),
+        "windows": [{"tokens": n, "loss": finite(loss)} for loss, n in zip(found.losses, found.counts, strict=True)],
+        "seconds": found.seconds,
+    }
+
+
+def _pace(say: Say) -> Callable[[int, int], None]:
+    """Words about progress, but not more often than a person reads them."""
+    last = time.perf_counter()
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        if time.perf_counter() - last > _SECONDS_BETWEEN_WORDS:
+            last = time.perf_counter()
+            say(f"  {done:,} of {total:,} tokens")
+
+    return told
+
+
+def _cache(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens) -> CacheCheck:
+    if stack.decoder is None:
+        return measure_cache(loaded.model, stack, Inputs(()), dtype=request.dtype, seed=request.seed)
+    wanted = prompt_length(stack) + 1
+    ids = (tokens.ids * -(-wanted // len(tokens.ids)))[:wanted]
+    inputs = Inputs(tuple(ids))
+    if stack.encoder is not None:
+        inputs = replace(inputs, **_source(request, stack, loaded.model, ids))
+    return measure_cache(loaded.model, stack, inputs, dtype=request.dtype, seed=request.seed)
+
+
+def _source(request: Request, stack: StackSpec, model: Any, ids: Sequence[int]) -> dict[str, Any]:
+    """What the encoder reads: the same tokens, or for speech noise as long as the model's whole window."""
+    import torch
+
+    assert stack.encoder is not None
+    name = model.main_input_name
+    if name == "input_ids":
+        limit = stack.encoder.position_rows or stack.context or len(ids)
+        return {"source": torch.tensor([ids[:limit]]), "source_name": name}
+    config = model.config
+    frames = 2 * config.max_source_positions  # the convolutions in front halve them
+    draw = torch.Generator().manual_seed(request.seed)
+    noise = torch.randn(1, config.num_mel_bins, frames, generator=draw).to(model.dtype)
+    return {"source": noise, "source_name": name}
+
+
+def _forward(model: Any, ids: Sequence[int]) -> dict[str, Any]:
+    """One forward run of an encoder: what it gives and whether it is finite."""
+    import torch
+
+    began = time.perf_counter()
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([list(ids)], device=model.device))[0]
+    return {
+        "tokens": len(ids), "output_shape": list(out.shape), "finite": bool(torch.isfinite(out).all()),
+        "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+
+
+def _report(
+    request: Request, checkpoint: Checkpoint, loaded: Loaded, measured: Mapping[str, Any], parts: Sequence[Part]
+) -> Report:
+    from manyheads.xray.tables import tables, verdict
+
+    stack = checkpoint.stack
+    contexts = list(request.contexts) or default_contexts(stack)
+    cost = price(
+        stack, context_tokens=contexts, weight_dtype=checkpoint.weight_dtype or KV_DTYPE, kv_dtype=KV_DTYPE,
+        weight_bytes=checkpoint.stored_bytes or 0, name=checkpoint.name, source=checkpoint.source,
+        notes=checkpoint.notes,
+    )  # fmt: skip
+    data: dict[str, Any] = {
+        "schema": SCHEMA, "model": checkpoint.name, "source": checkpoint.source, "family": checkpoint.family,
+        "class": type(loaded.model).__name__, "shape": _shape(checkpoint, loaded.model), **measured,
+    }  # fmt: skip
+    data["agrees"] = data["parameters"]["equal"] and data["cache"]["equal"]
+    data["notes"] = [*checkpoint.all_notes, *loaded.notes]
+    data["cost"] = dict(cost.data)
+    data["cache_curve"] = cache_curve(stack, contexts)
+    data |= {
+        "command": request.command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "seed": request.seed,
+        "dtype": request.dtype, "device": request.device, "machine": machine(), "versions": versions(),
+        "unpacked": loaded.kept, "next_command": next_command(
+            checkpoint, model=request.model, revision=request.revision, assume=request.assume
+        ),
+    }  # fmt: skip
+    data |= {part.key: part.data for part in parts}
+    made = tables(data, cost.tables)
+    return Report(
+        title=cost.title,
+        tables=(*made[:-1], *(table for part in parts for table in part.tables), made[-1]),
+        data=data,
+        notes=(verdict(data), *data["notes"]),
+        next_command=data["next_command"],
+    )
+
+
+def _shape(checkpoint: Checkpoint, model: Any) -> dict[str, Any]:
+    """The model's measures, those of its first attention where layers differ."""
+    stack = checkpoint.stack
+    first = next((a for block in stack.main.blocks for a in block.attentions), None)
+    kv = first.kv if first else None
+    return {
+        "layers": stack.layers,
+        "encoder_layers": len(stack.encoder.blocks) if stack.encoder and stack.decoder else 0,
+        "d_model": stack.main.d_model,
+        "num_attention_heads": first.num_heads if first else 0,
+        "num_key_value_heads": kv.num_kv_heads if isinstance(kv, Heads) else None,
+        "head_dim": first.head_dim if first else 0,
+        "vocab_size": stack.vocab_size,
+        "context": stack.context,
+        "stored_dtype": checkpoint.weight_dtype,
+        "stored_bytes": checkpoint.stored_bytes,
+        "attention_implementation": getattr(model.config, "_attn_implementation", "") or "",
+    }
