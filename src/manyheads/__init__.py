@@ -10,8 +10,9 @@ Names are imported when they are first used: `import manyheads` alone costs noth
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from manyheads.lazy import lazy
 
 if TYPE_CHECKING:
     from manyheads.checkpoints import read
@@ -94,7 +95,8 @@ __all__ = [
     "weights",
 ]
 
-_ROOMS = {
+# All that is not here is a part of a spec, or an error.
+_HOMES = {
     "read": "checkpoints",
     "price": "cost",
     "Report": "report",
@@ -106,15 +108,7 @@ _ROOMS = {
     "cache": "models.enable",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'manyheads' has no attribute {name!r}")
-    room = "errors" if name.endswith("Error") else _ROOMS.get(name, "spec")
-    value = getattr(importlib.import_module(f"manyheads.{room}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {name: _HOMES.get(name, "errors" if name.endswith("Error") else "spec") for name in __all__},
+)

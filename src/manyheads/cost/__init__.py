@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+from manyheads.lazy import lazy
+
+if TYPE_CHECKING:
+    from manyheads.cost.pricing import price
 
 __all__ = ["price"]
 
-_HOMES = {"price": "manyheads.cost.pricing"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__, __dir__ = lazy(__name__, {"price": "pricing"})

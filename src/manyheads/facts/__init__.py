@@ -5,35 +5,15 @@ Importing this room reads no file; the first look-up of a kind parses its data f
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from manyheads.lazy import lazy
 
 if TYPE_CHECKING:
     from manyheads.facts.arithmetic import Outcome, check
     from manyheads.facts.finding import UnknownFactError, entry, fact, search
     from manyheads.facts.library import conventions, facts, formulas, source, sources, tables
     from manyheads.facts.records import Citation, Convention, Fact, Formula, QuotedTable, Source
-
-_HOME = {
-    "Citation": "records",
-    "Convention": "records",
-    "Fact": "records",
-    "Formula": "records",
-    "Outcome": "arithmetic",
-    "QuotedTable": "records",
-    "Source": "records",
-    "UnknownFactError": "finding",
-    "check": "arithmetic",
-    "conventions": "library",
-    "entry": "finding",
-    "fact": "finding",
-    "facts": "library",
-    "formulas": "library",
-    "search": "finding",
-    "source": "library",
-    "sources": "library",
-    "tables": "library",
-}
 
 __all__ = [
     "Citation",
@@ -56,14 +36,25 @@ __all__ = [
     "tables",
 ]
 
+_HOMES = {
+    "Citation": "records",
+    "Convention": "records",
+    "Fact": "records",
+    "Formula": "records",
+    "Outcome": "arithmetic",
+    "QuotedTable": "records",
+    "Source": "records",
+    "UnknownFactError": "finding",
+    "check": "arithmetic",
+    "conventions": "library",
+    "entry": "finding",
+    "fact": "finding",
+    "facts": "library",
+    "formulas": "library",
+    "search": "finding",
+    "source": "library",
+    "sources": "library",
+    "tables": "library",
+}
 
-def __getattr__(name: str) -> object:
-    """Load the module that holds ``name`` when it is first asked for (PEP 562)."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -1,5 +1,6 @@
 """What a layer and a model are: attention, key/value schemes, positions, masks, stacks, the weight inventory, text."""
 
+from manyheads.lazy import lazy
 from manyheads.spec.attention import AttentionSpec, Bias, Borrowed, Cross, Self
 from manyheads.spec.inventory import Weight, count, weights
 from manyheads.spec.kv import Heads, Latent, State
@@ -71,20 +72,13 @@ __all__ = [
 
 # The written forms are loaded when first used: pricing a model from its config needs none of them.
 _LATER = {
-    "from_json": "manyheads.spec.jsonform",
-    "to_json": "manyheads.spec.jsonform",
-    "slug": "manyheads.spec.slugs",
-    "layer_text": "manyheads.spec.text",
-    "parse": "manyheads.spec.text",
-    "parse_stack": "manyheads.spec.text",
-    "to_text": "manyheads.spec.text",
+    "from_json": "jsonform",
+    "to_json": "jsonform",
+    "slug": "slugs",
+    "layer_text": "text",
+    "parse": "text",
+    "parse_stack": "text",
+    "to_text": "text",
 }
 
-
-def __getattr__(name: str) -> object:
-    from importlib import import_module
-
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(_LATER[name]), name)
-    return globals()[name]
+__getattr__, __dir__ = lazy(__name__, _LATER)
