@@ -20,9 +20,9 @@ from manyheads.models.caches.hybrid import HybridLayer
 from manyheads.models.caches.layers import FullLayer, WindowLayer
 from manyheads.models.door import absorbed_mla as latent_seam
 from manyheads.models.door import decode as decode_form
-from manyheads.models.door import deferred as handed
 from manyheads.models.door.door import opened
 from manyheads.models.enable import CACHE_DTYPES
+from manyheads.ops import deferred as handed
 from manyheads.ops.answer import Yes
 from support import rounding
 from support.tiny_transformers import CASES, build, inputs, logits

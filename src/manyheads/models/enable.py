@@ -88,7 +88,7 @@ def _open_seam(module: Any) -> None:
     if not hasattr(module, "kv_lora_rank") or "expand_kv" in module.__dict__:
         return
     from manyheads.models.door.absorbed_mla import open_seam
-    from manyheads.models.door.deferred import say_once
+    from manyheads.ops.deferred import say_once
 
     reason = open_seam(module)
     if reason:

@@ -23,8 +23,8 @@ from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.backends import Taken, pick
 from manyheads.models.door.call import Call
 from manyheads.models.door.decode import KERNEL
-from manyheads.models.door.deferred import Packed
 from manyheads.ops.bias import Alibi, alibi_slopes
+from manyheads.ops.deferred import Packed
 from manyheads.ops.masks import causal, everything
 from manyheads.quoting import shown
 from manyheads.report.value import Column, Report, Table

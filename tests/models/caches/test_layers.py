@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from manyheads.errors import BackendError
 from manyheads.models.caches.hybrid import HybridLayer
 from manyheads.models.caches.layers import FullLayer, WindowLayer
-from manyheads.models.door.deferred import Packed, widened
+from manyheads.ops.deferred import Packed, widened
 
 STEPS = st.lists(
     st.one_of(

@@ -21,11 +21,11 @@ from manyheads.models.door import key_bounds as bounds
 from manyheads.models.door.backends import FORMS, pick
 from manyheads.models.door.call import EVERYTHING, Call
 from manyheads.models.door.decode import KERNEL
-from manyheads.models.door.deferred import Packed
 from manyheads.models.door.door import opened
 from manyheads.ops import masks
 from manyheads.ops.answer import Yes
 from manyheads.ops.bias import Alibi, alibi_slopes
+from manyheads.ops.deferred import Packed
 from support import rounding
 from support.tiny_transformers import build, inputs
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.batches import Place, places
-from manyheads.models.door.deferred import widened
 from manyheads.models.door.door import Call, opened
+from manyheads.ops.deferred import widened
 from manyheads.ops.request import Request, request
 from manyheads.ops.softmax import block
 

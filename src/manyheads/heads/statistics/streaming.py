@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from manyheads.models.door.call import Call
-from manyheads.models.door.deferred import widened
 from manyheads.ops import score_rows as fields
+from manyheads.ops.deferred import widened
 from manyheads.ops.predicates import Causal, Visible, Window, grid
 from manyheads.ops.request import wide
 from manyheads.ops.score_rows import Bounds, Rows, Sight, fresh, hide, scan

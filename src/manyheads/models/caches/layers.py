@@ -5,7 +5,7 @@
 
 Beside the state of a linear layer, they stand in `hf_hybrid`.
 
-What `update` returns are views of the buffers where the format is the model's own, and `manyheads.models.door.deferred.Packed` where it is not.
+What `update` returns are views of the buffers where the format is the model's own, and `manyheads.ops.deferred.Packed` where it is not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from transformers.cache_utils import CacheLayerMixin
 from manyheads.errors import BackendError
 from manyheads.layer.caches.quantised import quantised
 from manyheads.models.caches.token_rows import TokenRows
-from manyheads.models.door.deferred import Packed, widened
 from manyheads.ops.arguments import check_window
-from manyheads.ops.hadamard import turned
+from manyheads.ops.deferred import Packed, widened
+from manyheads.ops.hadamard import hadamard_rotate
 
 __all__ = ["FullLayer", "WindowLayer"]
 
@@ -71,7 +71,7 @@ class FullLayer(CacheLayerMixin):
             return
         if self.stored == torch.int8 and keys.shape == values.shape and keys.dtype == values.dtype:
             heads = keys.shape[1]  # both at once: of one new token, the number of steps is what takes time
-            both = self._encoded(torch.cat((turned(keys), values.to(torch.float32)), 1))
+            both = self._encoded(torch.cat((hadamard_rotate(keys), values.to(torch.float32)), 1))
             self._key_rows.append([x[:, :heads] for x in both])
             self._value_rows.append([x[:, heads:] for x in both])
             return
@@ -79,7 +79,7 @@ class FullLayer(CacheLayerMixin):
         self._value_rows.append(self._encoded(values))
 
     def _turned(self, keys: Tensor) -> Tensor:
-        return turned(keys.detach()) if self.stored == torch.int8 else keys
+        return hadamard_rotate(keys.detach()) if self.stored == torch.int8 else keys
 
     def _encoded(self, x: Tensor) -> list[Tensor]:
         if self.stored == torch.int8:
@@ -99,7 +99,7 @@ class FullLayer(CacheLayerMixin):
         if len(tensors) == 1 and tensors[0].dtype == self._dtypes[which]:
             return tensors[0]
         scales = tensors[1] if len(tensors) > 1 else None
-        return Packed(tensors[0], scales, self._dtypes[which], is_turned=scales is not None and which == 0)
+        return Packed(tensors[0], scales, self._dtypes[which], is_rotated=scales is not None and which == 0)
 
     @property
     def keys(self) -> Tensor | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import BackendError
 from manyheads.models.door.call import Call
-from manyheads.models.door.deferred import Handed, Packed, say_once, widened
+from manyheads.ops.deferred import Handed, Packed, say_once, widened
 
 __all__ = [
     "Expanded",

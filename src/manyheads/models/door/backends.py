@@ -10,9 +10,9 @@ from torch import Tensor
 from manyheads.errors import BackendError
 from manyheads.models.door.call import Call
 from manyheads.models.door.decode import KERNEL
-from manyheads.models.door.deferred import widened
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.answer import No, Yes
+from manyheads.ops.deferred import widened
 from manyheads.quoting import shown
 
 __all__ = ["FORMS", "Form", "Taken", "chosen", "form", "pick", "taken"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError, ManyheadsError, SpecError
-from manyheads.models.door.deferred import Handed, widened
 from manyheads.ops import arguments, masks, softmax
+from manyheads.ops.deferred import Handed, widened
 from manyheads.ops.predicates import Visible
 from manyheads.ops.request import as_autocast, request
 from manyheads.quoting import shown

@@ -19,10 +19,10 @@ from manyheads.models.door import key_bounds as bounds
 from manyheads.models.door.absorbed_mla import Expanded, latent_of
 from manyheads.models.door.call import Call
 from manyheads.models.door.decode_op import attend_last
-from manyheads.models.door.deferred import Handed, Packed
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.bias import Alibi
-from manyheads.ops.hadamard import turned
+from manyheads.ops.deferred import Handed, Packed
+from manyheads.ops.hadamard import hadamard_rotate
 
 __all__ = ["KERNEL", "KernelForm"]
 
@@ -96,8 +96,8 @@ class KernelForm:
             slopes, positions, bias = bias.slopes, torch.arange(s - t, s), None
         if seen.hidden is not None:
             bias = seen.hidden if bias is None else bias + seen.hidden
-        if isinstance(k, Packed) and k.is_turned:
-            q = turned(q)
+        if isinstance(k, Packed) and k.is_rotated:
+            q = hadamard_rotate(q)
         from manyheads.kernels.attend import decode
 
         return decode(

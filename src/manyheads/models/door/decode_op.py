@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.models.door.call import Call
-from manyheads.models.door.deferred import Packed
 from manyheads.ops import masks
 from manyheads.ops.bias import Alibi
+from manyheads.ops.deferred import Packed
 from manyheads.ops.predicates import Causal, Everything, Visible, Window
 
 __all__ = ["attend_last"]
@@ -36,11 +36,11 @@ def _operator(
     sinks: Optional[Tensor],  # noqa: UP045
     k_scale: Optional[Tensor],  # noqa: UP045
     v_scale: Optional[Tensor],  # noqa: UP045
-    is_turned: bool,  # noqa: FBT001 - operators of torch take it by place
+    is_rotated: bool,  # noqa: FBT001 - operators of torch take it by place
 ) -> Tensor:
     from manyheads.models.door.backends import FORMS
 
-    keys = k if k.dtype == q.dtype else Packed(k, k_scale, q.dtype, is_turned=is_turned)
+    keys = k if k.dtype == q.dtype else Packed(k, k_scale, q.dtype, is_rotated=is_rotated)
     values = v if v.dtype == q.dtype else Packed(v, v_scale, q.dtype)
     # detached: what was read of a mask is noted on it, and a compiled graph may write another into the same tensor
     seen = None if mask is None else mask.detach()
@@ -64,7 +64,7 @@ def attend_last(call: Call) -> Tensor:
     return _operator(
         call.q, k.numbers if packed[0] else k, v.numbers if packed[1] else v, call.scale, mask, window,
         None if slopes is not None else bias, slopes, call.softcap, call.sinks,
-        k.scales if packed[0] else None, v.scales if packed[1] else None, packed[0] and k.is_turned,
+        k.scales if packed[0] else None, v.scales if packed[1] else None, packed[0] and k.is_rotated,
     )  # fmt: skip
 
 

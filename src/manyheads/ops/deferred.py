@@ -1,4 +1,4 @@
-"""Tensors that stand for something else: what a cache layer or the latent seam hands to the attention function.
+"""Tensors that stand for something else: what a cache or absorbed latent attention hands to the attention function.
 
 transformers gives the attention function no cache, only the keys and values that the cache returned. A `Handed` has their
 shape and dtype and holds what they would be made of, which the kernel reads as it is. Whatever else is done with it is done
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from manyheads.ops.hadamard import turned
+from manyheads.ops.hadamard import hadamard_rotate
 
 __all__ = ["Handed", "Packed", "say_once", "widened"]
 
@@ -48,53 +48,54 @@ class Handed(torch.Tensor):
 class Packed(Handed):
     """Keys or values (b, k, s, d) that are kept in another format: `numbers`, and for int8 `scales` (b, k, s).
 
-    `is_turned`: they are keys that were turned before they were rounded, and meet turned queries.
+    `is_rotated`: keys that were Hadamard-rotated before they were rounded (`ops.hadamard`); they meet rotated queries.
     """
 
     what = "a cache in a format of its own"
     numbers: Tensor
     scales: Tensor | None
-    is_turned: bool
+    is_rotated: bool
 
     @staticmethod
     def __new__(
-        cls: type, numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_turned: bool = False
+        cls: type, numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_rotated: bool = False
     ) -> Packed:
         """`dtype`: what it is to look like."""
         made: Any = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=dtype, device=numbers.device)
-        made.numbers, made.scales, made.is_turned = numbers, scales, is_turned
+        made.numbers, made.scales, made.is_rotated = numbers, scales, is_rotated
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """What torch.compile takes it apart into, so that a graph can hold one."""
-        return ["numbers"] + ["scales"] * (self.scales is not None), (self.dtype, self.is_turned)
+        return ["numbers"] + ["scales"] * (self.scales is not None), (self.dtype, self.is_rotated)
 
     @staticmethod
     def __tensor_unflatten__(parts: dict[str, Tensor], told: Any, size: Any, stride: Any) -> Packed:
         """The opposite of `__tensor_flatten__`."""
-        return Packed(parts["numbers"], parts.get("scales"), told[0], is_turned=told[1])
+        return Packed(parts["numbers"], parts.get("scales"), told[0], is_rotated=told[1])
 
     def widened(self) -> Tensor:
-        """numbers · scales, turned back, in the dtype that it looks like."""
-        return _unpacked(self.numbers, self.scales, self.dtype, is_turned=self.is_turned)
+        """numbers · scales, rotated back, in the dtype that it looks like."""
+        return _unpacked(self.numbers, self.scales, self.dtype, is_rotated=self.is_rotated)
 
     def looking(self, dtype: torch.dtype) -> Packed:
         """The same numbers, of another dtype."""
-        return Packed(self.numbers, self.scales, dtype, is_turned=self.is_turned)
+        return Packed(self.numbers, self.scales, dtype, is_rotated=self.is_rotated)
 
 
 def widened(x: Any) -> Any:
     """The tensor that `x` stands for; anything but a `Handed` as it is."""
     if isinstance(x, Packed):  # not by its method, which torch.compile would take for an operation of tensors
-        return _unpacked(x.numbers, x.scales, x.dtype, is_turned=x.is_turned)
+        return _unpacked(x.numbers, x.scales, x.dtype, is_rotated=x.is_rotated)
     return x.widened() if isinstance(x, Handed) else x
 
 
-def _unpacked(numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_turned: bool) -> Tensor:
+def _unpacked(numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_rotated: bool) -> Tensor:
     if scales is None:
         return numbers.to(dtype)
-    wide = numbers.to(torch.float32) * scales[..., None].to(torch.float32)
-    return (turned(wide) if is_turned else wide).to(dtype)
+    compute = torch.promote_types(dtype, torch.float32)
+    wide = numbers.to(compute) * scales[..., None].to(compute)
+    return (hadamard_rotate(wide) if is_rotated else wide).to(dtype)
 
 
 def say_once(text: str) -> None:
