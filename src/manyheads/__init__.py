@@ -1,7 +1,7 @@
 """manyheads: price the attention heads of real models, see what they do, and shrink what they cost.
 
     stack = manyheads.read("path/to/model")                  a StackSpec, from a config, a header, a name or a sketch
-    report = manyheads.price(stack, context_tokens=131_072)    what it costs
+    price = manyheads.price(stack, context_tokens=131_072)     what it costs
     spec = manyheads.AttentionSpec.gqa(4096, 32, 8)            or say what a layer is, and ask the same
     layer = manyheads.Attention(spec)                          the layer itself, in torch
 

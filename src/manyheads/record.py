@@ -34,8 +34,10 @@ def record(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] |
         own = fields(made)  # type: ignore[arg-type]
         setattr(made, _COMPARED, tuple(item.name for item in own if item.compare))
         setattr(made, _HASHED, tuple(item.name for item in own if (item.compare if item.hash is None else item.hash)))
-        for method in (__setattr__, __delattr__, __eq__, __hash__, __getstate__, __repr__):
+        for method in (__setattr__, __delattr__, __eq__, __hash__, __getstate__):
             setattr(made, method.__name__, method)
+        if "__repr__" not in cls.__dict__:
+            made.__repr__ = __repr__  # type: ignore[method-assign]
         return made
 
     return make if cls is None else make(cls)

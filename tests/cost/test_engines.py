@@ -8,6 +8,7 @@ import pytest
 
 from manyheads.cost.engines import ENGINES, engine_answers
 from manyheads.errors import SpecError
+from manyheads.report.jsonform import as_json
 from manyheads.spec import (
     AttentionSpec,
     Bidirectional,
@@ -304,7 +305,7 @@ def test_answers_say_where_they_come_from_and_are_json() -> None:
         assert (answer.engine, answer.version) == row[:2]
         assert answer.provenance.startswith(("measured", "modelled from source"))
         assert answer.rule.endswith(".")
-        assert json.loads(json.dumps(answer.as_dict()))["bytes"] == answer.bytes
+        assert json.loads(json.dumps(as_json(answer)))["bytes"] == answer.bytes
         assert isinstance(hash(answer), int)
 
 

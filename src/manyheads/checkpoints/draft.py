@@ -10,7 +10,7 @@ from manyheads.spec.kv import Heads, Latent
 from manyheads.spec.masks import Band, Bidirectional, Causal, Chunk, Mask, Window
 from manyheads.spec.norms import Norm, QKNorm
 from manyheads.spec.positions import NoPositions, Positions
-from manyheads.spec.stack import Block, Mlp, Moe, OtherWeight, Stack, StackSpec
+from manyheads.spec.stack import Block, HeadKind, Mlp, Moe, OtherWeight, Role, Stack, StackSpec
 
 __all__ = ["CHUNKED", "FULL", "KINDS", "LINEAR", "SLIDING", "Doubt", "Draft", "build_decoder"]
 
@@ -42,7 +42,7 @@ class Draft:
     head_dim: int
     v_head_dim: int
     scale: float
-    role: str = "decoder"
+    role: Role = "decoder"
     vocab_size: int = 0
     context: int = 0
     mlp_width: int = 0
@@ -104,7 +104,7 @@ def build_decoder(draft: Draft) -> StackSpec:
         draft.role, draft.d_model, tuple(blocks), position_rows=draft.position_rows,
         embedding_norm=draft.embedding_norm, final_norm=draft.final_norm,
     )  # fmt: skip
-    head = "none" if not draft.vocab_size or draft.role == "encoder" else "tied" if draft.tied else "untied"
+    head: HeadKind = "none" if not draft.vocab_size or draft.role == "encoder" else "tied" if draft.tied else "untied"
     return StackSpec(
         (stack,), vocab_size=draft.vocab_size, head=head, head_bias=draft.head_bias, context=draft.context,
         head_softcap=draft.head_softcap, token_types=draft.token_types, other=draft.other,

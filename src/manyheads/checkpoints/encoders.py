@@ -12,7 +12,7 @@ from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.masks import Bidirectional, Causal
 from manyheads.spec.norms import Norm
 from manyheads.spec.positions import NoPositions, Positions, RelativeBuckets
-from manyheads.spec.stack import MOST_LAYERS, Block, Mlp, OtherWeight, Stack, StackSpec
+from manyheads.spec.stack import MOST_LAYERS, Block, HeadKind, Mlp, OtherWeight, Role, Stack, StackSpec
 
 __all__ = ["EncoderDraft", "Half", "read_encoder"]
 
@@ -21,7 +21,7 @@ __all__ = ["EncoderDraft", "Half", "read_encoder"]
 class Half:
     """An encoder or a decoder before it is built."""
 
-    role: str
+    role: Role
     layers: int
     heads: int
     mlp_width: int
@@ -42,7 +42,7 @@ class EncoderDraft:
     buckets: int = 0
     max_distance: int = 128
     token_types: int = 0
-    head: str = "none"
+    head: HeadKind = "none"
     halves: list[Half] = field(default_factory=list)
     other: tuple[OtherWeight, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ def read_encoder(fields: Fields, family: Family) -> tuple[StackSpec, list[str], 
     return model, draft.notes, draft.doubts
 
 
-def _half(fields: Fields, role: str) -> Half:
+def _half(fields: Fields, role: Role) -> Half:
     layers = fields.optional_size(f"{role}_layers")
     if layers is None:  # T5's decoder is as deep as its encoder where nothing says
         layers = fields.size("encoder_layers")

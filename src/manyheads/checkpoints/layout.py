@@ -55,7 +55,7 @@ def expected_tensors(family: Family, model: StackSpec, *, most: int = 0) -> dict
     """
     inventory = {weight.name: weight for weight in weights(model)}
     _check_count(family, inventory, most)
-    layers = {stack.role: len(stack.blocks) for stack in model.stacks}
+    layers: dict[str, int] = {stack.role: len(stack.blocks) for stack in model.stacks}
     around: dict[str, dict[str, int]] = {}
     for weight in inventory.values():
         around.setdefault(_module(weight.name), {}).update(weight.sizes)

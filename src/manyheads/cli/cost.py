@@ -79,8 +79,9 @@ def run(options: argparse.Namespace) -> int:
     machine = _machine(options.hardware) if options.hardware else None
 
     from manyheads.cost.pricing import price
+    from manyheads.cost.tables import report
 
-    report = price(
+    priced = price(
         checkpoint.stack,
         context_tokens=contexts,
         batch=batch,
@@ -96,9 +97,8 @@ def run(options: argparse.Namespace) -> int:
         source=checkpoint.source,
         notes=checkpoint.all_notes,
     )
-    emit(report, options)
-    fits = report.data.get("memory")
-    return 1 if isinstance(fits, dict) and not fits["fits"] else 0
+    emit(report(priced), options)
+    return 1 if priced.memory is not None and not priced.memory.fits else 0
 
 
 def _machine(name: str) -> Machine:

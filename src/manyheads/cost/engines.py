@@ -23,25 +23,21 @@ __all__ = ["ENGINES", "EngineAnswer", "engine_answers"]
 
 @record
 class EngineAnswer:
-    """What one engine holds.
-
-    `bytes`: of the cache of all `batch` sequences, 0 where the question does not apply; `details`: exact integers that
-    it is made of or that belong beside it; `rule`: how it keeps a cache, in one sentence; `provenance`: "measured" or
-    "modelled from source", with what was run or read; `reason`: why `applies` is False, else empty.
-    """
+    """What one engine holds of a cache."""
 
     engine: str
     version: str
     bytes: int
+    """of all sequences; 0 where the question does not apply"""
     details: dict[str, int] = field(hash=False)
+    """exact integers that `bytes` is made of or that belong beside it"""
     rule: str
+    """how it keeps a cache, in one sentence"""
     provenance: str
+    """measured, or modelled from source, with what was run or read"""
     applies: bool = True
     reason: str = ""
-
-    def as_dict(self) -> dict[str, str | int | bool | dict[str, int]]:
-        """The same as a dict for JSON, keys in the order of the fields."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+    """why it does not apply"""
 
 
 _Held = Callable[..., "dict[str, int] | str"]

@@ -4,35 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from manyheads.cost.capacity import largest_batch, longest_context, needed_bytes
 from manyheads.cost.dtypes import kv_dtype
 from manyheads.cost.parallel import rank_of
 from manyheads.cost.workload import Workload
 from manyheads.errors import SpecError
+from manyheads.record import record
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["fit"]
+__all__ = ["Fit", "fit"]
 
 
-def fit(stack: StackSpec, load: Workload, budget: int, ranks: int = 1) -> dict[str, Any]:
-    """What `budget` bytes a rank hold: whether weights and ideal cache fit, the largest context and batch, and a remedy.
+@record
+class Fit:
+    """What a budget of memory, of one rank, has room for."""
 
-    "change" is the first single change that makes it fit, in this order: a smaller cache format, smaller weights, more
-    ranks, a shorter context, fewer sequences; "" where it fits already or nothing alone helps.
-    """
+    budget_bytes: int
+    needed_bytes: int
+    """weights and ideal cache, of one rank"""
+    fits: bool
+    longest_context: int | None
+    """null: any"""
+    largest_batch: int | None
+    """null: any"""
+    change: str
+    """the first single change that makes it fit, in this order: a smaller cache format, smaller weights, more ranks, a shorter
+    context, fewer sequences; empty where it fits already or nothing alone helps"""
+    leaves_out: str
+
+
+def fit(stack: StackSpec, load: Workload, budget: int, ranks: int = 1) -> Fit:
+    """What `budget` bytes a rank hold: whether weights and ideal cache fit, the largest context and batch, and a remedy."""
     rank, rank_load = rank_of(stack, ranks), load if ranks == 1 else replace(load, weight_bytes=0)
     needed = needed_bytes(rank, rank_load)
-    return {
-        "budget_bytes": budget,
-        "needed_bytes": needed,
-        "fits": needed <= budget,
-        "longest_context": longest_context(rank, rank_load, budget),
-        "largest_batch": largest_batch(rank, rank_load, budget),
-        "change": "" if needed <= budget else _change(stack, load, budget, ranks),
-        "leaves_out": "the runtime's workspace, activations and fragmentation",
-    }
+    return Fit(
+        budget, needed, needed <= budget, longest_context(rank, rank_load, budget), largest_batch(rank, rank_load, budget),
+        "" if needed <= budget else _change(stack, load, budget, ranks),
+        leaves_out="the runtime's workspace, activations and fragmentation",
+    )  # fmt: skip
 
 
 def _change(stack: StackSpec, load: Workload, budget: int, ranks: int) -> str:

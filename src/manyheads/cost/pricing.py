@@ -1,44 +1,59 @@
-"""price: everything that one page says about what a model costs, as an object for programs and tables for people.
+"""price: everything that one page says about what a model costs, as one value (`cost.price_record`).
 
-The object's schema is documented in docs/cost-json.md; the tables are made from it alone (cost.tables), so that what is
-printed and what is computed cannot differ.
+The tables (`cost.tables`) and the JSON are functions of it, so that what is printed and what is computed cannot differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from manyheads.cost import formulas, layer, model
 from manyheads.cost.algebra import ceil_div
 from manyheads.cost.capacity import all_weight_bytes
 from manyheads.cost.dtypes import KVDType
 from manyheads.cost.dtypes import kv_dtype as formats
-from manyheads.cost.engines import engine_answers
+from manyheads.cost.engines import EngineAnswer, engine_answers
 from manyheads.cost.fit import fit
 from manyheads.cost.pairs import keys_held
 from manyheads.cost.parallel import MOST_RANKS, rank_of
 from manyheads.cost.parameters import active_parameters, parameter_parts, stored_parameters
-from manyheads.cost.roofline import Machine, roofline
+from manyheads.cost.price_record import (
+    Active,
+    AtContext,
+    Decode,
+    HardwareTimes,
+    KVCache,
+    LayerSpec,
+    Parameters,
+    Prefill,
+    Price,
+    Rank,
+    StepMacs,
+    Training,
+)
+from manyheads.cost.roofline import Machine, StepTime, roofline
 from manyheads.cost.training import kept_activation_bytes
 from manyheads.cost.whatif import what_if as changed
 from manyheads.cost.workload import Workload
 from manyheads.errors import SpecError
 from manyheads.quoting import shown
-from manyheads.report.value import Report
 from manyheads.spec import check
 from manyheads.spec.attention import AttentionSpec, Borrowed, Cross
 from manyheads.spec.inventory import Weight, count, weights
 from manyheads.spec.kv import Heads, Latent, State
-from manyheads.spec.stack import StackSpec
+from manyheads.spec.stack import Role, StackSpec
 from manyheads.spec.text import layer_text, parse_stack, to_text
 
 __all__ = ["SCHEMA", "default_context", "default_source_tokens", "price"]
 
 SCHEMA = "manyheads.cost/1"
 FALLBACK_CONTEXT = 4096
+
+Kind = Literal["self", "cross"]
+Step = TypeVar("Step", bound=StepMacs)
 
 
 def price(
@@ -57,7 +72,7 @@ def price(
     name: str = "model",
     source: str = "",
     notes: Sequence[str] = (),
-) -> Report:
+) -> Price:
     """The price of a model, or of one layer alone, for `batch` sequences of `context_tokens`; several contexts are compared,
     the last is priced.
 
@@ -82,18 +97,11 @@ def price(
         contexts[-1], batch, source_tokens or default_source_tokens(stack, contexts[-1]), weight_dtype, kv_dtype,
         formats(kv_dtype).wider.name, "fp32" if weight_dtype in ("fp32", "float32") else "bf16", weight_bytes,
     )  # fmt: skip
-    data: dict[str, Any] = {"schema": SCHEMA, "model": name, "source": source, "notes": list(notes)}
-    data |= _priced(stack, load, contexts, hardware, memory, tensor_parallel)
-    data["what_if"] = []
-    for text in what_if:
-        other = changed(stack, text)
-        imagined = replace(load, weight_bytes=0)
-        item = {"schema": SCHEMA, "model": name, "source": source, "notes": [], "name": text}
-        item |= _priced(other, imagined, contexts, hardware, memory, tensor_parallel)
-        data["what_if"].append(item | {"what_if": []})
-    from manyheads.cost.tables import tables
-
-    return Report(title=_title(data), tables=tables(data), data=data, notes=tuple(notes))
+    asked = (contexts, hardware, memory, tensor_parallel)
+    own = _priced(stack, load, *asked, model=name, source=source, notes=tuple(notes))
+    imagined = replace(load, weight_bytes=0)
+    others = (_priced(changed(stack, text), imagined, *asked, model=name, source=source, name=text) for text in what_if)
+    return replace(own, what_if=tuple(others)) if what_if else own
 
 
 def _model(asked: object) -> StackSpec:
@@ -110,11 +118,6 @@ def _model(asked: object) -> StackSpec:
     return parse_stack(to_text(asked))
 
 
-def _title(data: Mapping[str, Any]) -> str:
-    uniform, many = len(data["layer_specs"]) == 1, "s" * (data["layers"] != 1)
-    return f"{data['model']}: {data['layers']} layer{many}" + (f" of {data['spec']}" if uniform else "")
-
-
 def default_context(stack: StackSpec) -> int:
     """The context the model is made for, or 4,096 where nothing says."""
     return stack.context or stack.main.position_rows or FALLBACK_CONTEXT
@@ -129,42 +132,39 @@ def default_source_tokens(stack: StackSpec, context: int) -> int:
 
 
 def _priced(
-    stack: StackSpec,
-    load: Workload,
-    contexts: Sequence[int],
-    hardware: Machine | None,
-    memory: int,
-    ranks: int,
-) -> dict[str, Any]:
+    stack: StackSpec, load: Workload, contexts: Sequence[int], hardware: Machine | None, memory: int, ranks: int, *,
+    model: str, source: str, notes: tuple[str, ...] = (), name: str | None = None,
+) -> Price:  # fmt: skip
     inventory = weights(stack)
-    data: dict[str, Any] = {
-        "spec": _spec_text(stack),
-        "layers": stack.layers,
-        "layer_specs": _layer_specs(stack),
-        "context": load.context,
-        "source_tokens": load.source_tokens,
-        "batch": load.batch,
-        "weight_dtype": load.weight_dtype,
-        "kv_dtype": load.kv_dtype,
-        "key_dtype": load.kv.keys.name,
-        "value_dtype": load.kv.values.name,
-        "score_dtype": load.score_dtype,
-        "parameters": _parameters(stack, load, inventory),
-        "kv_cache": _kv_cache(stack, load),
-        "by_context": [_at(stack, replace(load, context=tokens)) for tokens in contexts],
-        "score_bytes_per_layer": _score_bytes(stack, load),
-        "prefill": _prefill(stack, load),
-        "decode": _decode(stack, load, inventory),
-        "training": _training(stack, load),
-        "engines": _engines(stack, load),
-    }
-    if hardware is not None:
-        data["hardware"] = _hardware(hardware, data, load)
-    if ranks > 1:
-        data["tensor_parallel"] = _tensor_parallel(stack, load, ranks)
-    if memory:
-        data["memory"] = fit(stack, load, memory, ranks)
-    return data
+    made = Price(
+        schema=SCHEMA,
+        model=model,
+        source=source,
+        notes=notes,
+        name=name,
+        spec=_spec_text(stack),
+        layers=stack.layers,
+        layer_specs=_layer_specs(stack),
+        context=load.context,
+        source_tokens=load.source_tokens,
+        batch=load.batch,
+        weight_dtype=load.weight_dtype,
+        kv_dtype=load.kv_dtype,
+        key_dtype=load.kv.keys.name,
+        value_dtype=load.kv.values.name,
+        score_dtype=load.score_dtype,
+        parameters=_parameters(stack, load, inventory),
+        kv_cache=_kv_cache(stack, load),
+        by_context=tuple(_at(stack, replace(load, context=tokens)) for tokens in contexts),
+        score_bytes_per_layer=_score_bytes(stack, load),
+        prefill=_prefill(stack, load),
+        decode=_decode(stack, load, inventory),
+        training=_training(stack, load),
+        engines=_engines(stack, load),
+        tensor_parallel=_rank(stack, load, ranks) if ranks > 1 else None,
+        memory=fit(stack, load, memory, ranks) if memory else None,
+    )
+    return made if hardware is None else replace(made, hardware=_hardware(hardware, made, load))
 
 
 def _spec_text(stack: StackSpec) -> str:
@@ -173,59 +173,60 @@ def _spec_text(stack: StackSpec) -> str:
     return to_text(only) if len(own) == 1 and only is not None else layer_text(stack)
 
 
-def _layer_specs(stack: StackSpec) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str, AttentionSpec], int] = {}
+def _layer_specs(stack: StackSpec) -> tuple[LayerSpec, ...]:
+    rows: dict[tuple[Role, Kind, AttentionSpec], int] = {}
     for part in stack.stacks:
         for block, times in part.groups:
             for attention in block.attentions:
-                key = (part.role, "cross" if isinstance(attention.source, Cross) else "self", attention)
+                kind: Kind = "cross" if isinstance(attention.source, Cross) else "self"
+                key = (part.role, kind, attention)
                 rows[key] = rows.get(key, 0) + times
-    return [_layer_spec(role, kind, spec, times) for (role, kind, spec), times in rows.items()]
+    return tuple(_layer_spec(*key, times) for key, times in rows.items())
 
 
-def _layer_spec(role: str, kind: str, spec: AttentionSpec, times: int) -> dict[str, Any]:
-    return {
-        "role": role,
-        "kind": kind,
-        "layers": times,
-        "spec": to_text(spec),
-        "scheme": spec.scheme,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.kv.num_kv_heads if isinstance(spec.kv, Heads) else None,
-        "head_dim": spec.head_dim,
-        "v_head_dim": spec.v_head_dim,
-        "parameters": count(weights(spec)),
-        "cache_elements_per_token": layer.cache_elements(spec),
-        "state_elements": layer.state_elements(spec) + layer.conv_elements(spec),
-    }
+def _layer_spec(role: Role, kind: Kind, spec: AttentionSpec, times: int) -> LayerSpec:
+    return LayerSpec(
+        role=role,
+        kind=kind,
+        layers=times,
+        spec=to_text(spec),
+        scheme=spec.scheme,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.kv.num_kv_heads if isinstance(spec.kv, Heads) else None,
+        head_dim=spec.head_dim,
+        v_head_dim=spec.v_head_dim,
+        parameters=count(weights(spec)),
+        cache_elements_per_token=layer.cache_elements(spec),
+        state_elements=layer.state_elements(spec) + layer.conv_elements(spec),
+    )
 
 
-def _parameters(stack: StackSpec, load: Workload, inventory: tuple[Weight, ...]) -> dict[str, Any]:
+def _parameters(stack: StackSpec, load: Workload, inventory: tuple[Weight, ...]) -> Parameters:
     total = stored_parameters(inventory)
     table = stack.vocab_size * stack.main.d_model
-    return {
-        "total": total,
-        "trainable": count(inventory),
+    return Parameters(
+        total=total,
+        trainable=count(inventory),
         **parameter_parts(inventory),
-        "active": active_parameters(stack),
-        "head_kind": stack.head,
-        "total_untied": total + table if stack.head == "tied" else total,
-        "bytes": all_weight_bytes(stack, load),
-    }
+        active=Active(**active_parameters(stack)),
+        head_kind=stack.head,
+        total_untied=total + table if stack.head == "tied" else total,
+        bytes=all_weight_bytes(stack, load),
+    )
 
 
-def _kv_cache(stack: StackSpec, load: Workload) -> dict[str, Any]:
+def _kv_cache(stack: StackSpec, load: Workload) -> KVCache:
     held = model.cache_bytes(stack, load)
-    return {
-        "bytes_per_token": model.cache_slope(stack, load, 0),
-        "marginal_bytes_per_token": model.cache_slope(stack, load, load.context),
-        "bytes": held.total,
-        "growing_bytes": held.growing,
-        "cross_bytes": held.cross,
-        "state_bytes": held.state,
-        "product": _products(stack, load),
-        "expanded_bytes_per_token": _expanded_slope(stack, load),
-    }
+    return KVCache(
+        bytes_per_token=model.cache_slope(stack, load, 0),
+        marginal_bytes_per_token=model.cache_slope(stack, load, load.context),
+        bytes=held.total,
+        growing_bytes=held.growing,
+        cross_bytes=held.cross,
+        state_bytes=held.state,
+        product=_products(stack, load),
+        expanded_bytes_per_token=_expanded_slope(stack, load),
+    )
 
 
 def _expanded_slope(stack: StackSpec, load: Workload) -> int | None:
@@ -240,7 +241,7 @@ def _expanded_slope(stack: StackSpec, load: Workload) -> int | None:
     return int(load.kv.bytes(keys, values))
 
 
-def _products(stack: StackSpec, load: Workload) -> list[str]:
+def _products(stack: StackSpec, load: Workload) -> tuple[str, ...]:
     """The product behind each share of the cache, one line for each kind of layer."""
     lines = []
     for spec, times in model.attentions(stack):
@@ -253,7 +254,7 @@ def _products(stack: StackSpec, load: Workload) -> list[str]:
         if isinstance(spec.kv, State):
             fixed = layer.state_elements(spec) + layer.conv_elements(spec)
             lines.append(f"{times} layers x {fixed:,} state elements x {load.state.bits_text} B, whatever the length")
-    return [f"{load.batch} sequences x {line}" if load.batch > 1 else line for line in lines]
+    return tuple(f"{load.batch} sequences x {line}" if load.batch > 1 else line for line in lines)
 
 
 def _width_text(spec: AttentionSpec, kept: KVDType) -> str:
@@ -266,15 +267,15 @@ def _width_text(spec: AttentionSpec, kept: KVDType) -> str:
     return f"{kv.num_kv_heads} KV heads x ({kv.head_dim} x {keys} + {kv.v_head_dim} x {values})"
 
 
-def _at(stack: StackSpec, load: Workload) -> dict[str, Any]:
+def _at(stack: StackSpec, load: Workload) -> AtContext:
     held, moved = model.cache_bytes(stack, load), model.decode_traffic(stack, load)
-    return {
-        "context": load.context,
-        "kv_cache_bytes": held.total,
-        "score_bytes_per_layer": _score_bytes(stack, load),
-        "decode_bytes_per_step": moved.total,
-        "cache_share_of_decode": (moved.total - moved.weights) / moved.total if moved.total else 0.0,
-    }
+    return AtContext(
+        context=load.context,
+        kv_cache_bytes=held.total,
+        score_bytes_per_layer=_score_bytes(stack, load),
+        decode_bytes_per_step=moved.total,
+        cache_share_of_decode=(moved.total - moved.weights) / moved.total if moved.total else 0.0,
+    )
 
 
 def _score_bytes(stack: StackSpec, load: Workload) -> int:
@@ -286,101 +287,95 @@ def _score_bytes(stack: StackSpec, load: Workload) -> int:
     return widest
 
 
-def _macs(macs: model.Macs) -> dict[str, Any]:
-    return {
-        "macs_dense": macs.dense,
-        "macs_exact": macs.exact,
-        "flops_dense": 2 * macs.dense,
-        "flops_exact": 2 * macs.exact,
-        "projection_macs": macs.projections,
-        "score_and_mix_macs_dense": macs.core_dense,
-        "score_and_mix_macs_exact": macs.core_exact,
-        "mlp_macs": macs.mlp,
-        "head_macs": macs.head,
-    }
+def _step(kind: type[Step], macs: model.Macs, **more: Any) -> Step:
+    """A step of this kind: what it computes, and the fields that it has beside."""
+    return kind(
+        macs_dense=macs.dense,
+        macs_exact=macs.exact,
+        flops_dense=2 * macs.dense,
+        flops_exact=2 * macs.exact,
+        projection_macs=macs.projections,
+        score_and_mix_macs_dense=macs.core_dense,
+        score_and_mix_macs_exact=macs.core_exact,
+        mlp_macs=macs.mlp,
+        head_macs=macs.head,
+        **more,
+    )
 
 
-def _prefill(stack: StackSpec, load: Workload) -> dict[str, Any]:
+def _prefill(stack: StackSpec, load: Workload) -> Prefill:
     written = model.cache_bytes(stack, load).total
     moved = all_weight_bytes(stack, load) + written
-    return _macs(model.prefill_macs(stack, load)) | {"bytes": moved, "mla_form": "expanded"}
+    return _step(Prefill, model.prefill_macs(stack, load), bytes=moved, mla_form="expanded")
 
 
-def _decode(stack: StackSpec, load: Workload, inventory: tuple[Weight, ...]) -> dict[str, Any]:
+def _decode(stack: StackSpec, load: Workload, inventory: tuple[Weight, ...]) -> Decode:
     macs, moved = model.decode_macs(stack, load), model.decode_traffic(stack, load)
     cache = moved.cache_read + moved.cache_write + moved.state
     core = model.decode_core_macs(stack, load)
     slope = model.cache_slope(stack, load, 0)
     attention = load.weight.bytes(count(inventory, "attention"))
-    return _macs(macs) | {
-        "bytes_per_token": ceil_div(moved.total, load.batch),
-        "bytes_per_step": moved.total,
-        "weight_bytes": moved.weights,
-        "cache_read_bytes": moved.cache_read,
-        "cache_write_bytes": moved.cache_write,
-        "state_bytes": moved.state,
-        "flops_per_byte": 2 * macs.exact / moved.total if moved.total else 0.0,
-        "core_flops_per_byte": 2 * core / cache if cache else 0.0,
-        "cache_outweighs_attention_weights_at_tokens": attention // slope if slope else None,
-        "cache_outweighs_read_weights_at_tokens": moved.weights // slope if slope else None,
-        "mla_form": "absorbed",
-    }
+    return _step(
+        Decode,
+        macs,
+        bytes_per_token=ceil_div(moved.total, load.batch),
+        bytes_per_step=moved.total,
+        weight_bytes=moved.weights,
+        cache_read_bytes=moved.cache_read,
+        cache_write_bytes=moved.cache_write,
+        state_bytes=moved.state,
+        flops_per_byte=2 * macs.exact / moved.total if moved.total else 0.0,
+        core_flops_per_byte=2 * core / cache if cache else 0.0,
+        cache_outweighs_attention_weights_at_tokens=attention // slope if slope else None,
+        cache_outweighs_read_weights_at_tokens=moved.weights // slope if slope else None,
+        mla_form="absorbed",
+    )
 
 
-def _training(stack: StackSpec, load: Workload) -> dict[str, Any]:
-    return _macs(model.training_macs(stack, load)) | {
-        "activation_bytes_naive": kept_activation_bytes(stack, load, tiled=False),
-        "activation_bytes_tiled": kept_activation_bytes(stack, load, tiled=True),
-    }
+def _training(stack: StackSpec, load: Workload) -> Training:
+    naive, tiled = (kept_activation_bytes(stack, load, tiled=tiled) for tiled in (False, True))
+    return _step(Training, model.training_macs(stack, load), activation_bytes_naive=naive, activation_bytes_tiled=tiled)
 
 
-def _engines(stack: StackSpec, load: Workload) -> list[dict[str, Any]]:
+def _engines(stack: StackSpec, load: Workload) -> tuple[EngineAnswer, ...]:
     if stack.decoder is None:
-        return []
-    answers = engine_answers(
+        return ()
+    return engine_answers(
         stack, context=load.context, batch=load.batch, kv_dtype=load.kv_dtype, source_tokens=load.source_tokens
     )
-    return [answer.as_dict() for answer in answers]
 
 
-def _hardware(machine: Machine, data: Mapping[str, Any], load: Workload) -> dict[str, Any]:
-    kind = load.weight.kind
-    prefill, decode, training = data["prefill"], data["decode"], data["training"]
-    steps = {
-        "prefill": roofline(
-            machine, flops=prefill["flops_exact"], moved_bytes=prefill["bytes"], kind=kind, compute_bound_prior=True
-        ),
-        "training": roofline(
-            machine, flops=training["flops_exact"], moved_bytes=3 * data["parameters"]["bytes"], kind=kind,
-            compute_bound_prior=True,
-        ),
-    }  # fmt: skip
-    if decode["bytes_per_step"]:
-        steps["decode"] = roofline(
-            machine, flops=decode["flops_exact"], moved_bytes=decode["bytes_per_step"], kind=kind,
-            compute_bound_prior=False,
+def _hardware(machine: Machine, priced: Price, load: Workload) -> HardwareTimes:
+    prefill, decode, training = priced.prefill, priced.decode, priced.training
+
+    def time(flops: int, moved_bytes: int, *, compute_bound_prior: bool = True) -> StepTime:
+        return roofline(
+            machine, flops=flops, moved_bytes=moved_bytes, kind=load.weight.kind, compute_bound_prior=compute_bound_prior
         )  # fmt: skip
-    return {
-        "name": machine.name,
-        "title": getattr(machine, "title", machine.name),
-        "source": getattr(machine, "source", ""),
-        "provenance": getattr(machine, "provenance", ""),
-        "bandwidth_bytes_per_second": machine.bandwidth_bytes_per_second,
-        "peak_flops_per_second": dict(machine.peak_flops_per_second),  # type: ignore[call-overload]
-        "memory_bytes": getattr(machine, "memory_bytes", None),
-        **steps,
-    }
+
+    return HardwareTimes(
+        name=machine.name,
+        title=getattr(machine, "title", machine.name),
+        source=getattr(machine, "source", ""),
+        provenance=getattr(machine, "provenance", ""),
+        bandwidth_bytes_per_second=machine.bandwidth_bytes_per_second,
+        peak_flops_per_second=dict(machine.peak_flops_per_second),  # type: ignore[call-overload]
+        memory_bytes=getattr(machine, "memory_bytes", None),
+        prefill=time(prefill.flops_exact, prefill.bytes),
+        training=time(training.flops_exact, 3 * priced.parameters.bytes),
+        decode=time(decode.flops_exact, decode.bytes_per_step, compute_bound_prior=False) if decode.bytes_per_step else None,
+    )  # fmt: skip
 
 
-def _tensor_parallel(stack: StackSpec, load: Workload, ranks: int) -> dict[str, Any]:
+def _rank(stack: StackSpec, load: Workload, ranks: int) -> Rank:
     rank = rank_of(stack, ranks)
     derived = replace(load, weight_bytes=0)
     kv_heads = {a.kv.num_kv_heads for a, _ in model.attentions(stack) if isinstance(a.kv, Heads)}
-    return {
-        "ranks": ranks,
-        "weight_bytes_per_rank": all_weight_bytes(rank, derived),
-        "kv_cache_bytes_per_rank": model.cache_bytes(rank, derived).total,
-        "kv_bytes_per_token_per_rank": model.cache_slope(rank, derived, 0),
-        "kv_heads_replicated": any(ranks > heads for heads in kv_heads),
-        "latents_on_every_rank": any(isinstance(a.kv, Latent) for a, _ in model.attentions(stack)),
-    }
+    return Rank(
+        ranks=ranks,
+        weight_bytes_per_rank=all_weight_bytes(rank, derived),
+        kv_cache_bytes_per_rank=model.cache_bytes(rank, derived).total,
+        kv_bytes_per_token_per_rank=model.cache_slope(rank, derived, 0),
+        kv_heads_replicated=any(ranks > heads for heads in kv_heads),
+        latents_on_every_rank=any(isinstance(a.kv, Latent) for a, _ in model.attentions(stack)),
+    )

@@ -6,11 +6,12 @@ by what well-tuned programs usually reach, a prior and marked so: it was not mea
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from manyheads.errors import SpecError
+from manyheads.record import record
 
-__all__ = ["COMPUTE_EFFICIENCY", "DECODE_EFFICIENCY", "Machine", "arithmetic_dtype", "roofline"]
+__all__ = ["COMPUTE_EFFICIENCY", "DECODE_EFFICIENCY", "Machine", "StepTime", "arithmetic_dtype", "roofline"]
 
 # Shares of bandwidth and of peak that serving and training reach in published reports: model-FLOPs utilisation between
 # a third and a half (PaLM, arXiv 2204.02311, Table 3: 46%; Llama 3, 2407.21783: 38 to 43%), decoding at half of the
@@ -28,6 +29,23 @@ class Machine(Protocol):
     def bandwidth_bytes_per_second(self) -> int: ...
     @property
     def peak_flops_per_second(self) -> object: ...
+
+
+@record
+class StepTime:
+    """How long a step takes, in seconds, from `low_seconds` to `high_seconds`."""
+
+    arithmetic: str
+    """the dtype of its products"""
+    compute_seconds: float
+    memory_seconds: float
+    bound_by: Literal["compute", "memory"]
+    low_seconds: float
+    low_provenance: Literal["derived"]
+    high_seconds: float
+    """low / `efficiency_prior`"""
+    high_provenance: Literal["prior"]
+    efficiency_prior: float
 
 
 # Weights in block formats are widened before they are multiplied; what is tried, in order, for each kind of element.
@@ -53,10 +71,8 @@ def arithmetic_dtype(peaks: dict[str, int], kind: str, name: str) -> str:
     )
 
 
-def roofline(
-    machine: Machine, *, flops: int, moved_bytes: int, kind: str, compute_bound_prior: bool
-) -> dict[str, object]:
-    """Times of a step of `flops` FLOPs that moves `moved_bytes`, in seconds, low to high, and what binds it.
+def roofline(machine: Machine, *, flops: int, moved_bytes: int, kind: str, compute_bound_prior: bool) -> StepTime:
+    """Times of a step of `flops` FLOPs that moves `moved_bytes`, and what binds it.
 
     `kind` is the arithmetic of the weights' format; `compute_bound_prior` says whether the high end assumes the
     efficiency of large matrix products or that of decoding.
@@ -67,14 +83,5 @@ def roofline(
     memory = moved_bytes / machine.bandwidth_bytes_per_second
     low = max(compute, memory)
     efficiency = COMPUTE_EFFICIENCY if compute_bound_prior else DECODE_EFFICIENCY
-    return {
-        "arithmetic": dtype,
-        "compute_seconds": compute,
-        "memory_seconds": memory,
-        "bound_by": "compute" if compute > memory else "memory",
-        "low_seconds": low,
-        "low_provenance": "derived",
-        "high_seconds": low / efficiency,
-        "high_provenance": "prior",
-        "efficiency_prior": efficiency,
-    }
+    bound_by: Literal["compute", "memory"] = "compute" if compute > memory else "memory"
+    return StepTime(dtype, compute, memory, bound_by, low, "derived", low / efficiency, "prior", efficiency)

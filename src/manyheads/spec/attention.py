@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from manyheads.errors import SpecError
 from manyheads.quoting import shown
 from manyheads.record import record
@@ -11,7 +13,7 @@ from manyheads.spec.masks import Band, Bidirectional, Causal, Chunk, Mask, Windo
 from manyheads.spec.norms import QKNorm
 from manyheads.spec.positions import Alibi, NoPositions, Positions, RelativeBuckets, Rope
 
-__all__ = ["AttentionSpec", "Bias", "Borrowed", "Cross", "Self", "Source"]
+__all__ = ["AttentionSpec", "Bias", "Borrowed", "Cross", "Scheme", "Self", "Source"]
 
 
 @record
@@ -40,6 +42,7 @@ class Borrowed:
 
 
 Source = Self | Cross | Borrowed
+Scheme = Literal["mha", "gqa", "mqa", "mla", "linear"]
 
 
 @record
@@ -190,7 +193,7 @@ class AttentionSpec:
         return self.source.d_memory if isinstance(self.source, Cross) else self.d_model
 
     @property
-    def scheme(self) -> str:
+    def scheme(self) -> Scheme:
         """The field's name of the layer: mha, gqa, mqa, mla or linear."""
         if isinstance(self.kv, Latent):
             return "mla"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from manyheads.errors import SpecError
 from manyheads.quoting import shown
@@ -112,7 +112,9 @@ def _read(value: object, hint: Any, path: str) -> Any:
     kind = next(kind for kind in kinds if kind is not NoneType)
     if get_origin(kind) is tuple:
         return _read_row(value, get_args(kind)[0], path)
-    return _read_scalar(value, kind, path)
+    return _read_scalar(
+        value, str if get_origin(kind) is Literal else kind, path
+    )  # which words, the class checks itself
 
 
 def _read_scalar(value: object, kind: type, path: str) -> Any:

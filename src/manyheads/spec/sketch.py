@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from manyheads.errors import SpecError
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.attention_text import SCHEMES, attention, norm
 from manyheads.spec.masks import Band, Bidirectional
 from manyheads.spec.norms import Norm
 from manyheads.spec.positions import RelativeBuckets
-from manyheads.spec.stack import MOST_LAYERS, Block, Mlp, Moe, Stack, StackSpec
+from manyheads.spec.stack import MOST_LAYERS, Block, HeadKind, Mlp, Moe, Role, Stack, StackSpec
 from manyheads.spec.syntax import DEEPEST, Reader, Value, build, flag, real, short, suggest, whole, word
 
 __all__ = ["model"]
@@ -139,7 +141,7 @@ def _assemble(rows: list[tuple[str, list[_Layer]]], settings: dict[str, Value]) 
     )
 
 
-def _head(settings: dict[str, Value], vocab: int) -> str:
+def _head(settings: dict[str, Value], vocab: int) -> HeadKind:
     tied, untied = (flag(name, settings.get(name, "no")) for name in ("tied", "untied"))
     if tied and untied:
         raise SpecError("a head is tied or untied, found both")
@@ -160,7 +162,7 @@ def _stack(role: str, layers: list[_Layer], settings: dict[str, Value]) -> Stack
     blocks = {layer: _block(layer, kind, places, settings) for layer in seen}
     buckets = [spec.positions.num_buckets for spec in specs if isinstance(spec.positions, RelativeBuckets)]
     return Stack(
-        role=role or _role(specs),
+        role=cast("Role", role) if role else _role(specs),  # which refuses other words
         d_model=specs[0].d_model,
         blocks=tuple(blocks[layer] for layer in layers),
         position_rows=whole("positions", settings.get("positions", "0")),
@@ -174,7 +176,7 @@ def _kind(name: str, settings: dict[str, Value], default: Norm | None) -> Norm |
     return norm(name, settings[name]) if name in settings else default
 
 
-def _role(specs: list[AttentionSpec]) -> str:
+def _role(specs: list[AttentionSpec]) -> Role:
     """A stack that sees both ways and reads no memory encodes; every other one decodes."""
     both_ways = all(
         isinstance(spec.mask, Bidirectional | Band) and not isinstance(spec.source, Cross) for spec in specs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
+from typing import Literal
 
 from manyheads.errors import SpecError
 from manyheads.record import record
@@ -12,7 +13,7 @@ from manyheads.spec.attention import AttentionSpec, Borrowed, Cross
 from manyheads.spec.kv import Heads
 from manyheads.spec.norms import Norm
 
-__all__ = ["MOST_LAYERS", "NORM_PLACES", "Block", "Mlp", "Moe", "OtherWeight", "Stack", "StackSpec"]
+__all__ = ["MOST_LAYERS", "NORM_PLACES", "Block", "HeadKind", "Mlp", "Moe", "OtherWeight", "Role", "Stack", "StackSpec"]
 
 # A config that asks for more layers than this is broken; building them would hang rather than fail.
 MOST_LAYERS = 10_000
@@ -140,6 +141,10 @@ class OtherWeight:
         check.flag("buffer", self.buffer)
 
 
+Role = Literal["encoder", "decoder"]
+HeadKind = Literal["tied", "untied", "none"]
+
+
 @record
 class Stack:
     """Blocks in a row, encoder or decoder, with what stands before the first and after the last.
@@ -149,7 +154,7 @@ class Stack:
     the last block.
     """
 
-    role: str
+    role: Role
     d_model: int
     blocks: tuple[Block, ...]
     position_rows: int = 0
@@ -209,7 +214,7 @@ class StackSpec:
 
     stacks: tuple[Stack, ...]
     vocab_size: int = 0
-    head: str = "none"
+    head: HeadKind = "none"
     head_bias: bool = False
     head_softcap: float | None = None
     token_types: int = 0

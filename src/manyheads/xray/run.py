@@ -16,6 +16,8 @@ from typing import Any
 from manyheads.checkpoints import Checkpoint, open_model
 from manyheads.checkpoints.locate import Located, locate
 from manyheads.cost.pricing import price
+from manyheads.cost.tables import tables as priced_tables
+from manyheads.cost.tables import title
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.models.load.model import Loaded, check_runnable, first_line, hushed, load_model
 from manyheads.models.load.text import Reading
@@ -24,7 +26,7 @@ from manyheads.models.parameter_count import check_parameters
 from manyheads.models.resident_bytes import CacheCheck, Inputs, measure_cache, prompt_length
 from manyheads.models.scoring import MOST_WINDOW, Scores, first_tokens, score, shuffled
 from manyheads.models.surroundings import machine, usual_threads, versions
-from manyheads.report.jsonform import finite
+from manyheads.report.jsonform import as_json, finite
 from manyheads.report.units import duration
 from manyheads.report.value import Report
 from manyheads.spec.kv import Heads
@@ -304,7 +306,7 @@ def _report(
     }  # fmt: skip
     data["agrees"] = data["parameters"]["equal"] and data["cache"]["equal"]
     data["notes"] = [*checkpoint.all_notes, *loaded.notes]
-    data["cost"] = dict(cost.data)
+    data["cost"] = as_json(cost)
     data["cache_curve"] = cache_curve(stack, contexts)
     data |= {
         "command": request.command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "seed": request.seed,
@@ -314,9 +316,9 @@ def _report(
         ),
     }  # fmt: skip
     data |= {part.key: part.data for part in parts}
-    made = tables(data, cost.tables)
+    made = tables(data, priced_tables(cost))
     return Report(
-        title=cost.title,
+        title=title(cost),
         tables=(*made[:-1], *(table for part in parts for table in part.tables), made[-1]),
         data=data,
         notes=(verdict(data), *data["notes"]),
