@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from manyheads.report.value import Report
 
-__all__ = ["GENERATOR", "Fact", "Widget", "embedded", "fragment", "generator", "render_html"]
+__all__ = ["GENERATOR", "Fact", "Templates", "Widget", "embedded", "generator", "render_html"]
 
 
 def generator(verb: str) -> str:
@@ -50,11 +50,30 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Widget:
-    """Something to look into that is no table and no plot, trusted as it is: make `markup` by `fragment`, which escapes.
+class Templates:
+    """What pages are made of: the files in the folder `templates` of a package."""
 
-    `style` and `scripts` are files of the templates' folder, added once to the page in this order. `after`: the question of
-    the table that it follows, in whose section it stands.
+    package: str
+
+    def text(self, name: str) -> str:
+        """A file as it is: a style, a script."""
+        return _file(self.package, name)
+
+    def fill(self, name: str, values: Mapping[str, object]) -> str:
+        """The template `name` filled with `values`, every one of them escaped."""
+        filled: str = _template(self.package, name).render(values)
+        return filled
+
+
+_OWN = Templates("manyheads.report")
+
+
+@dataclass(frozen=True)
+class Widget:
+    """Something to look into that is no table and no plot, trusted as it is: make `markup` by `Templates.fill`, which escapes.
+
+    `style` and `scripts` are texts, each added once to the page in this order. `after`: the question of the table that it
+    follows, in whose section it stands.
     """
 
     markup: str
@@ -82,36 +101,20 @@ def render_html(
     beside: dict[str, list[str]] = {}
     for widget in widgets:
         beside.setdefault(widget.after, []).append(widget.markup)
-    scripts = [_file(name) for name in dict.fromkeys(_scripts(report, widgets))]
-    page: str = _template("page.html").render(
-        report=report,
-        generator=generator(verb),
-        brand=brand,
-        verdict=verdict,
-        facts=facts,
-        drawings=drawings,
-        widgets=beside,
-        scripts=scripts,
-        script_hashes=[_hash(script) for script in scripts],
-        styles=[_file(name) for name in dict.fromkeys(widget.style for widget in widgets if widget.style)],
-        made=made,
-        json=_shielded(encode(report.data, compact=True)),
-        parted=_parted,
-    )
-    return page
+    scripts = list(dict.fromkeys(_scripts(report, widgets)))
+    return _OWN.fill("page.html", {
+        "report": report, "generator": generator(verb), "brand": brand, "verdict": verdict, "facts": facts,
+        "drawings": drawings, "widgets": beside, "scripts": scripts, "script_hashes": [_hash(script) for script in scripts],
+        "styles": list(dict.fromkeys(widget.style for widget in widgets if widget.style)), "made": made,
+        "json": _shielded(encode(report.data, compact=True)), "parted": _parted,
+    })  # fmt: skip
 
 
 def _scripts(report: Report, widgets: Sequence[Widget]) -> Iterator[str]:
     if any(len(table.rows) >= _LONG_TABLE for table in report.tables):
-        yield "tables.js"
+        yield _OWN.text("tables.js")
     for widget in widgets:
         yield from widget.scripts
-
-
-def fragment(name: str, values: Mapping[str, object]) -> str:
-    """The template `name` filled with `values`, every one of them escaped: the markup of a `Widget`."""
-    filled: str = _template(name).render(values)
-    return filled
 
 
 def embedded(data: object) -> str:
@@ -139,13 +142,13 @@ def _hash(script: str) -> str:
 
 
 @cache
-def _file(name: str) -> str:
-    return resources.files("manyheads.report").joinpath("templates", name).read_text("utf-8")
+def _file(package: str, name: str) -> str:
+    return resources.files(package).joinpath("templates", name).read_text("utf-8")
 
 
 @cache
-def _template(name: str) -> Template:
-    return _environment().from_string(_file(name))
+def _template(package: str, name: str) -> Template:
+    return _environment().from_string(_file(package, name))
 
 
 @cache
@@ -158,5 +161,5 @@ def _environment() -> Environment:
     )
     environment.filters["shown"] = lambda text: escape(visible(str(text), keep_lines=True))
     # Trusted: written by us, not by whoever made a model.
-    environment.globals["style"] = Markup(_file("page.css"))  # noqa: S704
+    environment.globals["style"] = Markup(_OWN.text("page.css"))  # noqa: S704
     return environment

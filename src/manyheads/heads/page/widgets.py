@@ -15,11 +15,21 @@ from manyheads.heads.address import Head, format_head
 from manyheads.heads.page.maps import HeadMaps, LayerMaps
 from manyheads.models.load.tokenizing import tokenized
 from manyheads.quoting import visible
-from manyheads.report.html import Widget, embedded, fragment
+from manyheads.report.html import Templates, Widget, embedded
 
 __all__ = ["HeadNote", "grid_widget", "maps_widget", "token_texts"]
 
-_SCRIPTS = ("heads_maps.js", "heads.js", "heads_find.js")
+_TEMPLATES = Templates("manyheads.heads.page")
+_SCRIPTS = (
+    "maps_data.js",
+    "map_canvas.js",
+    "map_roles.js",
+    "map_text.js",
+    "map_lists.js",
+    "map_view.js",
+    "map_find.js",
+)
+"""Each uses those before it."""
 _SIDE, _STEP, _LEFT, _BOTTOM = 14, 16, 26, 16
 _LEAST_SIDE = 16
 """Pixels of a cell at least, for fingers: on a narrow screen the grid scrolls."""
@@ -61,7 +71,7 @@ def grid_widget(notes: Sequence[HeadNote], *, after: str, roles: bool = True, im
             grids.append(_importance_grid(own, f"Heads by importance{where}", importance))
         if not roles and not importance:
             grids.append(_grid(own, f"Heads{where}", "layers across, heads down", [("", None)] * len(own)))
-    return Widget(fragment("heads_grid.html", {"grids": grids}), after, style="heads.css", scripts=("heads_grid.js",))
+    return _widget("grid.html", {"grids": grids}, after, ("grid.js",))
 
 
 def _role_grid(notes: Sequence[HeadNote], title: str) -> dict[str, Any]:
@@ -164,14 +174,16 @@ def maps_widget(maps: HeadMaps, texts: Mapping[str, Sequence[str]], notes: Seque
     first = format_head(notes[0].head) if notes else ""
     start = next((n for n, head in enumerate(heads) if head["address"] == first), 0)
     data = {"stages": stages, "heads": heads, "texts": _texts(maps, texts), "start": start}
-    filled = fragment(
-        "heads_maps.html",
-        {
-            "choices": list(choices.items()), "keys": max(stage["strongest"] for stage in stages.values()),
-            "data": embedded(data), "maps": "\n".join(lines),
-        },
-    )  # fmt: skip
-    return Widget(filled, after, style="heads.css", scripts=_SCRIPTS)
+    values = {
+        "choices": list(choices.items()), "keys": max(stage["strongest"] for stage in stages.values()),
+        "data": embedded(data), "maps": "\n".join(lines),
+    }  # fmt: skip
+    return _widget("maps.html", values, after, _SCRIPTS)
+
+
+def _widget(template: str, values: Mapping[str, object], after: str, scripts: Sequence[str]) -> Widget:
+    markup, style = _TEMPLATES.fill(template, values), _TEMPLATES.text("heads.css")
+    return Widget(markup, after, style, tuple(map(_TEMPLATES.text, scripts)))
 
 
 def _stage(layer: LayerMaps) -> dict[str, Any]:

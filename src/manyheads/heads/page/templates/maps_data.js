@@ -1,5 +1,5 @@
 "use strict";
-// What the bytes of the maps of heads say; heads.js draws it.
+// What the bytes of the maps of heads say; map_view.js draws it.
 const headMaps = (() => {
   const told = JSON.parse(document.getElementById("heads-data").textContent);
   const lines = document.getElementById("heads-maps").textContent.trim().split("\n");
