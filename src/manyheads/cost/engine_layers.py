@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from manyheads.cost.dtypes import KVDType
-from manyheads.cost.layer import conv_elements
 from manyheads.spec.attention import AttentionSpec, Borrowed
 from manyheads.spec.kv import State
 from manyheads.spec.masks import Chunk, Window
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["conv_channels", "keepers", "refused_dtype", "refused_state", "window_of"]
+__all__ = ["keepers", "refused_dtype", "refused_state", "window_of"]
 
 
 def keepers(stack: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
@@ -30,12 +28,6 @@ def window_of(spec: AttentionSpec) -> int:
     if isinstance(spec.mask, Window):
         return spec.mask.keys
     return spec.mask.size if isinstance(spec.mask, Chunk) else 0
-
-
-def conv_channels(spec: AttentionSpec) -> int:
-    """Channels of a linear layer's short convolution: what two taps keep, one past input."""
-    assert isinstance(spec.kv, State)
-    return conv_elements(replace(spec, kv=replace(spec.kv, conv_width=2))) if spec.kv.conv_width else 0
 
 
 def refused_dtype(kept: KVDType, valid: tuple[str, ...], engine: str, *, apart: bool = False) -> str | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from manyheads.cost import formulas
 from manyheads.cost.algebra import least
 from manyheads.cost.dtypes import DType, KVDType, dtype
-from manyheads.cost.engine_layers import conv_channels, keepers, refused_dtype, refused_state, window_of
-from manyheads.cost.layer import cache_elements, state_elements
+from manyheads.cost.engine_layers import keepers, refused_dtype, refused_state, window_of
+from manyheads.cost.layer import cache_elements, conv_channels, state_elements
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.kv import Latent, State
 from manyheads.spec.masks import Band, Bidirectional

@@ -12,6 +12,7 @@ __all__ = [
     "cache_elements",
     "cache_held_elements",
     "cache_parts",
+    "conv_channels",
     "conv_elements",
     "core_intensity",
     "core_macs",
@@ -125,10 +126,15 @@ def state_elements(spec: AttentionSpec) -> int:
 def conv_elements(spec: AttentionSpec) -> int:
     """Elements that the short convolution of a linear layer keeps a sequence: its last taps - 1 inputs."""
     kv = spec.kv
+    return (kv.conv_width - 1) * conv_channels(spec) if isinstance(kv, State) and kv.conv_width else 0
+
+
+def conv_channels(spec: AttentionSpec) -> int:
+    """Channels of a linear layer's short convolution: queries, keys and values side by side; 0 without one."""
+    kv = spec.kv
     if not isinstance(kv, State) or not kv.conv_width:
         return 0
-    channels = (spec.num_heads + kv.num_key_heads) * kv.head_dim + kv.num_value_heads * kv.v_head_dim
-    return (kv.conv_width - 1) * channels
+    return (spec.num_heads + kv.num_key_heads) * kv.head_dim + kv.num_value_heads * kv.v_head_dim
 
 
 def tokens_held(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Number:

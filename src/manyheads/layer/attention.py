@@ -135,7 +135,7 @@ class Attention(nn.Module):
         keys, values = project(self, source, turned)
         if cache is not None:
             keep = placing.padding(visible)
-            return replace(cache.append(keys, values, positions=places, keep=keep), newest=places, cached=True)
+            return replace(cache.update(keys, values, positions=places, keep=keep), newest=places, cached=True)
         return Kept(keys, values, source.shape[1], positions=places, newest=places)
 
     def _softmax(self, call: door.Call) -> tuple[Tensor, Tensor | None]:

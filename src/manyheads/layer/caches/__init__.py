@@ -1,4 +1,7 @@
-"""What a layer keeps between calls, behind one protocol (`Cache`): growing, static, rolling, int8, latent, state."""
+"""What a layer keeps between calls, behind one protocol (`Cache`): growing, static, rolling, int8, latent, state.
+
+Keys and values lie in `storage`, in the cache layers of transformers' models too (`models.caches`).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import torch
 
 from manyheads.errors import SpecError
 from manyheads.layer.caches.base import Cache, Kept
-from manyheads.layer.caches.growing import GrowingCache, LatentCache
-from manyheads.layer.caches.quantised import QuantisedCache
+from manyheads.layer.caches.growing import GrowingCache, LatentCache, QuantisedCache
 from manyheads.layer.caches.state import StateCache
 from manyheads.layer.caches.static import StaticCache
 from manyheads.layer.caches.window import WindowCache

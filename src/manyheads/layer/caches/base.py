@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from manyheads.quoting import shown
 from manyheads.spec import AttentionSpec, Cross, Heads, Latent, to_text
 from manyheads.spec.masks import Band, Bidirectional
 
-__all__ = ["FAR", "Cache", "Kept", "copied", "grown", "needs_gradient", "part_shapes", "refuse_two_sided"]
+__all__ = ["FAR", "Cache", "Kept", "described", "part_shapes", "refuse_two_sided"]
 
 FAR = 2**62  # the position of a slot that holds nothing: after every query, so no causal mask shows it
 
@@ -44,16 +45,20 @@ class Kept:
 class Cache:
     """What is kept of the tokens seen, for one layer: made for a spec, a batch size and a dtype.
 
-    append(keys, values)  take in new tokens; returns what attention reads (`Kept`), in-flight tokens included
-    length                tokens seen so far
-    nbytes                bytes of the keys and values held: the cost model's figure
-    crop(n)               back to the first n tokens; negative: without the last -n
-    reorder(index)        row i becomes row index[i]: beams swapped, rows dropped or repeated
-    reset()               empty again
+    update(keys, values)      take in new tokens; returns what attention reads (`Kept`), in-flight tokens included
+    length                    tokens seen so far
+    resident_bytes            bytes of the keys and values held: the cost model's figure
+    crop(n)                   back to the first n tokens; negative: without the last -n
+    reorder(index)            row i becomes row index[i]: beams swapped, rows dropped or repeated
+    repeat(n), select(rows)   every row n times, side by side; only these rows, by number or as booleans
+    reset()                   empty again
+    saved(), restore(...)     what a file needs of it (`caches.saved` writes and reads files), and the way back
 
-    Callers that give positions of their own (left padding) have them kept too, 8 bytes a token and sequence that nbytes
-    leaves out. Writing is in place unless gradients flow through what is written; then it is by copy.
+    Callers that give positions of their own (left padding) have them kept too, 8 bytes a token and sequence that
+    resident_bytes leaves out. Writing is in place unless gradients flow through what is written; then it is by copy.
     """
+
+    kind = "growing"  # the word by which `cache_for` makes it
 
     def __init__(
         self, spec: AttentionSpec, *, batch: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
@@ -66,9 +71,8 @@ class Cache:
         self.batch = batch
         self.dtype = dtype
         self.device = torch.empty(0, device=device).device
-        self._positions: Tensor | None = None
 
-    def append(
+    def update(
         self,
         keys: Tensor,  # noqa: ARG002
         values: Tensor,  # noqa: ARG002
@@ -80,11 +84,11 @@ class Cache:
 
         `keep` (b or 1, tokens so far), False for padding, where it is said: caches that forget do so by it.
         """
-        raise SpecError(f"{described(self)} keeps no keys and values to append to")
+        raise SpecError(f"{described(self)} keeps no keys and values to update")
 
     def kept(self) -> Kept:
         """What attention reads of a cache that grows, without new tokens."""
-        raise SpecError(f"{described(self)} is read as it is appended to")
+        raise SpecError(f"{described(self)} is read as it is updated")
 
     @property
     def length(self) -> int:
@@ -97,7 +101,7 @@ class Cache:
         return self.length
 
     @property
-    def nbytes(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes of the keys and values held."""
         raise NotImplementedError
 
@@ -107,10 +111,8 @@ class Cache:
 
     def next_positions(self, count: int) -> Tensor | None:
         """(b or 1, count) where the next tokens stand, if callers gave positions so far; None: at their token numbers."""
-        if self._positions is None:
-            return None
         last = self._last_position()
-        return last[:, None] + 1 + torch.arange(count, device=last.device)
+        return None if last is None else last[:, None] + 1 + torch.arange(count, device=last.device)
 
     def crop(self, tokens: int) -> None:
         """Forget all but the first `tokens` tokens; a negative number says how many of the last to forget."""
@@ -122,24 +124,42 @@ class Cache:
             raise SpecError(f"reorder needs integers (rows,), found {index.dtype} {tuple(index.shape)}")
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.batch:
             raise SpecError(f"reorder index must lie in [0, {self.batch - 1}], found {index.tolist()}")
-        for name in self._tensors():
-            tensor = getattr(self, name)
-            if tensor is not None and tensor.shape[0] == self.batch:
-                setattr(self, name, tensor.index_select(0, index.to(tensor.device)))
+        self._select(index.to(self.device))
         self.batch = index.shape[0]
 
+    def repeat(self, times: int) -> None:
+        """Every row `times` times, side by side: one prompt for several answers."""
+        if isinstance(times, bool) or not isinstance(times, int) or times < 0:
+            raise SpecError(f"repeat takes an integer of 0 or more, found {shown(times)}")
+        self.reorder(torch.arange(self.batch).repeat_interleave(times))
+
+    def select(self, rows: Tensor) -> None:
+        """Only these rows: numbers (rows,), or booleans (batch,)."""
+        if rows.dtype == torch.bool and tuple(rows.shape) != (self.batch,):
+            raise SpecError(f"select takes a boolean for each of {self.batch} rows, found {tuple(rows.shape)}")
+        self.reorder(rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows)
+
     def reset(self) -> None:
-        """Empty, as if new; buffers stay."""
+        """Empty, as if new."""
         raise NotImplementedError
 
-    def _tensors(self) -> tuple[str, ...]:
-        """Names of the tensors with a row a sequence."""
+    def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a file needs to restore this: words and numbers, and tensors by name."""
         raise NotImplementedError
 
-    def _last_position(self) -> Tensor:
+    def restore(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """The opposite of `saved`, in a cache of the same kind, spec and batch. The tensors are not written to."""
         raise NotImplementedError
 
-    def _kept_count(self, tokens: int) -> int:
+    def _select(self, index: Tensor) -> None:
+        """Row i becomes row index[i]; checked."""
+        raise NotImplementedError
+
+    def _last_position(self) -> Tensor | None:
+        """(b or 1,) where the newest token stands, -1 before the first; None where callers gave no positions."""
+        raise NotImplementedError
+
+    def _remaining(self, tokens: int) -> int:
         """`tokens` as crop takes it, checked: how many to keep."""
         length = self.length
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not -length <= tokens <= length:
@@ -147,6 +167,14 @@ class Cache:
                 f"crop must lie in [-{length}, {length}], as {length} tokens are held; found {shown(tokens)}"
             )
         return tokens if tokens >= 0 else length + tokens
+
+    def _empty(self, tokens: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of so many tokens, all zero: what is not visible is multiplied by zero, and must be finite."""
+        first, second = (
+            torch.zeros(self.batch, heads, tokens, width, dtype=self.dtype, device=self.device)
+            for heads, width in part_shapes(self.spec)
+        )
+        return first, second
 
     def _fitting(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values in the dtype that is kept, to which they are cast under autocast alone. Raises where they do not fit."""
@@ -188,38 +216,6 @@ def refuse_two_sided(spec: AttentionSpec) -> None:
         )
 
 
-def needs_gradient(*tensors: Tensor) -> bool:
-    """Whether gradients flow through any of `tensors` now: then what they are written to must not change in place."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def grown(buffer: Tensor, new: Tensor, length: int, dim: int = 2) -> Tensor:
-    """`buffer`, holding `length` tokens along `dim`, with `new` after them; twice as large where there was no room."""
-    total = length + new.shape[dim]
-    if needs_gradient(buffer, new):
-        return torch.cat((buffer.narrow(dim, 0, length), new), dim)
-    if total > buffer.shape[dim]:
-        shape = list(buffer.shape)
-        shape[dim] = max(total, 2 * length)
-        larger = buffer.new_empty(shape)
-        larger.narrow(dim, 0, length).copy_(buffer.narrow(dim, 0, length))
-        buffer = larger
-    buffer.narrow(dim, length, new.shape[dim]).copy_(new)
-    return buffer
-
-
-def copied(buffer: Tensor, index: Tensor, new: Tensor, dim: int = 2) -> Tensor:
-    """`buffer` with `new` in the slots `index` along `dim`: in place, or a copy where gradients flow."""
-    if needs_gradient(buffer, new):
-        return buffer.index_copy(dim, index, new)
-    return buffer.index_copy_(dim, index, new)
-
-
-def rows(positions: Tensor, batch: int) -> Tensor:
-    """Positions (b or 1, t) with a row a sequence, since rows may part company later."""
-    return positions.expand(batch, -1)
-
-
-def described(cache: Any) -> str:
+def described(cache: Cache) -> str:
     """A cache for a message."""
     return f"{type(cache).__name__} of {to_text(cache.spec)}, batch {cache.batch}, {cache.dtype} on {cache.device}"

@@ -1,33 +1,36 @@
-"""Caches that grow with the sequence: keys and values, and the latent of MLA."""
+"""Caches that grow with the sequence: keys and values, in eight bits too, and the latent of MLA."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyheads.cost.layer import cache_elements
 from manyheads.errors import SpecError
-from manyheads.layer.caches.base import Cache, Kept, grown, part_shapes, refuse_two_sided, rows
+from manyheads.layer.caches.base import Cache, Kept, refuse_two_sided
+from manyheads.layer.caches.storage import KeysValues, TokenBuffers
+from manyheads.ops.deferred import widened
 from manyheads.spec import AttentionSpec, Latent, to_text
 
-__all__ = ["GrowingCache", "LatentCache"]
+__all__ = ["GrowingCache", "LatentCache", "QuantisedCache"]
 
 
 class GrowingCache(Cache):
-    """Every token, in place: room for twice as many where it runs out, so a token is copied twice at most on average."""
+    """Every token, in buffers that grow in place (`caches.storage`)."""
+
+    stored: torch.dtype | None = None
+    _places: TokenBuffers | None  # positions (b, 1, s), where callers gave some
 
     def __init__(
         self, spec: AttentionSpec, *, batch: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(spec, batch=batch, dtype=dtype, device=device)
         refuse_two_sided(spec)
-        self._length = 0
-        self._keys, self._values = (self._room(*shape) for shape in part_shapes(spec))
+        self.reset()
 
-    def _room(self, heads: int, width: int) -> Tensor:
-        return torch.empty(self.batch, heads, 0, width, dtype=self.dtype, device=self.device)
-
-    def append(
+    def update(
         self,
         keys: Tensor,
         values: Tensor,
@@ -38,61 +41,91 @@ class GrowingCache(Cache):
         """Take in t new tokens and return all; see `Cache`."""
         keys, values = self._fitting(keys, values)
         self._append_positions(positions, keys.shape[2])
-        self._write(keys, values)
-        self._length += keys.shape[2]
+        self._held.append(keys, values)
         return self.kept()
-
-    def _write(self, keys: Tensor, values: Tensor) -> None:
-        self._keys = grown(self._keys, keys, self._length)
-        self._values = grown(self._values, values, self._length)
 
     def kept(self) -> Kept:
         """All tokens, without new ones."""
-        keys, values = (buffer[:, :, : self._length] for buffer in (self._keys, self._values))
-        return Kept(keys, values, self._length, positions=None if self._positions is None else self.positions())
+        keys, values = (widened(x) for x in self._held.read())
+        return Kept(keys, values, self.length, positions=None if self._places is None else self.positions())
 
     def _append_positions(self, positions: Tensor | None, count: int) -> None:
         if positions is None:
             positions = self.next_positions(count)
             if positions is None:
                 return
-        if self._positions is None:
-            self._positions = rows(self.positions(), self.batch).clone()
-        self._positions = grown(self._positions, rows(positions, self.batch).to(torch.int64), self._length, dim=1)
+        if self._places is None:
+            self._places = TokenBuffers()
+            self._places.append([self._numbers().expand(self.batch, -1)[:, None]])
+        self._places.append([positions.to(torch.int64).expand(self.batch, -1)[:, None]])
 
     @property
     def length(self) -> int:
         """Tokens held."""
-        return self._length
+        return self._held.tokens
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the tokens held; room for more is not counted."""
-        return self.batch * self._length * cache_elements(self.spec) * self._keys.element_size()
+    def resident_bytes(self) -> int:
+        """Bytes of the tokens held, scales included; room for more is not counted."""
+        return self._held.resident_bytes
 
     def positions(self) -> Tensor:
         """(b or 1, s) positions of the tokens held."""
-        if self._positions is None:
-            return torch.arange(self._length, device=self.device)[None]
-        return self._positions[:, : self._length]
+        return self._numbers() if self._places is None else self._places.view()[0][:, 0]
 
-    def _last_position(self) -> Tensor:
-        assert self._positions is not None
-        if not self._length:
-            return self._positions.new_full((self.batch,), -1)
-        return self._positions[:, self._length - 1]
+    def _numbers(self) -> Tensor:
+        """(1, s) the numbers of the tokens held, from 0."""
+        return torch.arange(self.length, device=self.device)[None]
+
+    def _last_position(self) -> Tensor | None:
+        if self._places is None:
+            return None
+        if not self.length:
+            return torch.full((self.batch,), -1, device=self.device)
+        return self.positions()[:, -1]
 
     def crop(self, tokens: int) -> None:
         """Forget the tokens after the first `tokens`."""
-        self._length = self._kept_count(tokens)
+        back = self.length - self._remaining(tokens)
+        self._held.crop(back)
+        if self._places is not None:
+            self._places.drop_last(back)
 
     def reset(self) -> None:
-        """Empty again; the room stays."""
-        self._length, self._positions = 0, None
-        self._keys, self._values = self._keys.detach(), self._values.detach()
+        """Empty again."""
+        self._held = KeysValues(self.stored)
+        self._held.begin(*self._empty())
+        self._places = None
 
-    def _tensors(self) -> tuple[str, ...]:
-        return ("_keys", "_values", "_positions")
+    def _select(self, index: Tensor) -> None:
+        self._held.buffers.select(index)
+        if self._places is not None:
+            self._places.select(index)
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a file needs to restore this; see `Cache`."""
+        told, tensors = self._held.saved()
+        return told, tensors if self._places is None else {**tensors, "positions": self._places.view()[0]}
+
+    def restore(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """The opposite of `saved`."""
+        self.reset()
+        self._held.restore(told, tensors)
+        if "positions" in tensors:
+            self._places = TokenBuffers()
+            self._places.replace([tensors["positions"]])
+
+
+class QuantisedCache(GrowingCache):
+    """x ~ s · n with n in int8 and one 16-bit scale s a token and head (as ggml's q8_0 where heads are 32 wide), keys
+    Hadamard-rotated before they are rounded (`ops.hadamard`).
+
+    Attention reads every token through its eight bits, the newest too, so that chunks and single steps agree. Rounding
+    has no gradient: none flows into what is kept.
+    """
+
+    kind = "int8"
+    stored = torch.int8
 
 
 class LatentCache(GrowingCache):
@@ -108,9 +141,9 @@ class LatentCache(GrowingCache):
     @property
     def latent(self) -> Tensor:
         """(b, s, c)"""
-        return self._keys[:, 0, : self._length]
+        return self._held.read()[0][:, 0]
 
     @property
     def rotary_key(self) -> Tensor:
         """(b, s, r)"""
-        return self._values[:, 0, : self._length]
+        return self._held.read()[1][:, 0]

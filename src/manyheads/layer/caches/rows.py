@@ -1,10 +1,12 @@
-"""A ring whose sequences part company: which token lies in which slot of each, and which may go.
+"""A window whose sequences part company: which token lies in which slot of each, and which may go.
 
 Padding, and positions that callers give, make the tokens that a window still shows differ from sequence to sequence. So what
 goes is chosen by position, in each sequence: first slots without a token, then padding, then what lies furthest back.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ _NOWHERE = -FAR
 
 
 class Rows:
-    """What lies in the slots of a ring of w tokens, for each of b sequences.
+    """What lies in the w slots of a window, for each of b sequences.
 
     numbers    (b, w) the number of the token in each slot, -1 where there is none
     positions  (b, w) where it stands, FAR where there is none
@@ -29,7 +31,7 @@ class Rows:
     """
 
     def __init__(self, numbers: Tensor, gone: Tensor) -> None:
-        """`numbers` (w,) as a ring by number holds them; `gone` (b,)."""
+        """`numbers` (w,) or (b, w) of the tokens so far, which stand at their numbers; `gone` (b,)."""
         numbers = numbers.expand(gone.shape[0], -1)
         self.numbers = numbers.clone()
         self.positions = torch.where(numbers < 0, FAR, numbers)
@@ -84,7 +86,7 @@ class Rows:
         new = torch.arange(first, first + count, device=positions.device).expand(positions.shape[0], -1)
         return torch.cat((self.numbers, new), 1), torch.cat((self.positions, positions), 1)
 
-    def chosen(self, first: int, positions: Tensor, keep: Tensor | None) -> Tensor:
+    def kept(self, first: int, positions: Tensor, keep: Tensor | None) -> Tensor:
         """Which w of the `joined` columns stay, (b, w), and from now on are held."""
         numbers, places = self.joined(first, positions)
         rank = self._ranks(numbers, places, keep)
@@ -114,10 +116,22 @@ class Rows:
         held = int((self.numbers >= 0).sum(1).max()) if self.numbers.shape[0] else 0
         return self.positions.gather(1, order[:, order.shape[1] - held :])
 
-    def selected(self, index: Tensor) -> None:
+    def select(self, index: Tensor) -> None:
         """Row i becomes row index[i]."""
-        for name in ("numbers", "positions", "tail", "gone"):
-            setattr(self, name, getattr(self, name).index_select(0, index))
+        for name, tensor in self.tensors().items():
+            setattr(self, name, tensor.index_select(0, index))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that it knows, by name."""
+        return {name: getattr(self, name) for name in ("numbers", "positions", "tail", "gone")}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Rows:
+        """The opposite of `tensors`, of copies of them."""
+        made = cls(tensors["numbers"], tensors["gone"])
+        for name in made.tensors():
+            setattr(made, name, tensors[name].clone())
+        return made
 
     def _follow(self, first: int, positions: Tensor) -> None:
         size = self.tail.shape[1]

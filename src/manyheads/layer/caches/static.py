@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from manyheads.cost.layer import cache_elements
 from manyheads.errors import SpecError
-from manyheads.layer.caches.base import FAR, Cache, Kept, copied, part_shapes, refuse_two_sided, rows
+from manyheads.layer.caches.base import FAR, Cache, Kept, refuse_two_sided
 from manyheads.quoting import shown
 from manyheads.spec import AttentionSpec, Cross, to_text
 
@@ -19,6 +21,8 @@ class StaticCache(Cache):
 
     Attention reads the whole capacity at every step: the slots that hold nothing lie in the future of every query.
     """
+
+    kind = "static"
 
     def __init__(
         self,
@@ -36,14 +40,11 @@ class StaticCache(Cache):
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
             raise SpecError(f"a static cache needs a capacity of 1 token or more, found {shown(capacity)}")
         self.capacity = capacity
-        # zeros: what is not visible is multiplied by zero, and must be finite
-        self._keys, self._values = (
-            torch.zeros(batch, heads, capacity, width, dtype=dtype, device=self.device)
-            for heads, width in part_shapes(spec)
-        )
+        self._keys, self._values = self._empty(capacity)
         self._held = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._positions: Tensor | None = None  # (b, capacity), where callers gave some
 
-    def append(
+    def update(
         self,
         keys: Tensor,
         values: Tensor,
@@ -57,8 +58,8 @@ class StaticCache(Cache):
         self._check_room(count)
         slots = self._held + torch.arange(count, device=self.device)
         self._write_positions(positions, slots)
-        self._keys = copied(self._keys, slots, keys)
-        self._values = copied(self._values, slots, values)
+        self._keys = _copied(self._keys, slots, keys)
+        self._values = _copied(self._values, slots, values)
         total = self._held + count
         self._held.copy_(total)
         return Kept(self._keys, self._values, total, positions=self._positions)
@@ -81,7 +82,7 @@ class StaticCache(Cache):
             numbers = torch.arange(self.capacity, device=self.device)
             numbers = torch.where(numbers < self._held, numbers, FAR)
             self._positions = numbers.expand(self.batch, -1).clone()
-        self._positions.index_copy_(1, slots, rows(positions, self.batch).to(torch.int64))
+        self._positions.index_copy_(1, slots, positions.expand(self.batch, -1).to(torch.int64))
 
     @property
     def length(self) -> int:
@@ -94,9 +95,9 @@ class StaticCache(Cache):
         return self._held.clone()
 
     @property
-    def nbytes(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes of the whole capacity."""
-        return self.batch * self.capacity * cache_elements(self.spec) * self._keys.element_size()
+        return self._keys.nbytes + self._values.nbytes
 
     def positions(self) -> Tensor:
         """(b or 1, s) positions of the tokens held."""
@@ -104,14 +105,15 @@ class StaticCache(Cache):
             return torch.arange(self.length, device=self.device)[None]
         return self._positions[:, : self.length]
 
-    def _last_position(self) -> Tensor:
-        assert self._positions is not None
+    def _last_position(self) -> Tensor | None:
+        if self._positions is None:
+            return None
         last = self._positions.index_select(1, (self._held - 1).clamp(min=0)[None])[:, 0]
         return torch.where(self._held > 0, last, -1)
 
     def crop(self, tokens: int) -> None:
         """Forget the tokens after the first `tokens`."""
-        kept = self._kept_count(tokens)
+        kept = self._remaining(tokens)
         self._held.fill_(kept)
         if self._positions is not None:
             self._positions[:, kept:] = FAR
@@ -122,5 +124,27 @@ class StaticCache(Cache):
         self._positions = None
         self._keys, self._values = self._keys.detach(), self._values.detach()
 
-    def _tensors(self) -> tuple[str, ...]:
-        return ("_keys", "_values", "_positions")
+    def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a file needs to restore this; see `Cache`."""
+        length = self.length
+        tensors = {"keys0": self._keys[:, :, :length], "values0": self._values[:, :, :length]}
+        if self._positions is not None:
+            tensors["positions"] = self.positions()
+        return {"tokens": length, "capacity": self.capacity}, tensors
+
+    def restore(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:  # noqa: ARG002
+        """The opposite of `saved`."""
+        self.reset()
+        self.update(tensors["keys0"], tensors["values0"], positions=tensors.get("positions"))
+
+    def _select(self, index: Tensor) -> None:
+        self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
+        if self._positions is not None:
+            self._positions = self._positions.index_select(0, index)
+
+
+def _copied(buffer: Tensor, index: Tensor, new: Tensor) -> Tensor:
+    """`buffer` with the tokens `new` in the slots `index`: in place, or a copy where gradients flow."""
+    if torch.is_grad_enabled() and (buffer.requires_grad or new.requires_grad):
+        return buffer.index_copy(2, index, new)
+    return buffer.index_copy_(2, index, new)

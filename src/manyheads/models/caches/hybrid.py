@@ -70,15 +70,15 @@ class _Hybrid(LinearAttentionLayer):
         for base in (LinearAttentionLayer, self._attention):
             getattr(base, name)(self, *arguments)
 
-    def kept_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What a file needs to restore both."""
-        (told, kept), (linear, states) = self._attention.kept_state(self), linear_state(self)  # type: ignore[arg-type]
+        (told, kept), (linear, states) = self._attention.saved(self), linear_state(self)  # type: ignore[arg-type]
         return {**told, **linear}, {**kept, **states}
 
-    def restore(self, told: Mapping[str, Any], kept: Mapping[str, Tensor]) -> None:
-        """The opposite of `kept_state`."""
-        self._attention.restore(self, told, kept)  # type: ignore[arg-type]
-        restore_linear(self, told, kept)
+    def restore(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """The opposite of `saved`."""
+        self._attention.restore(self, told, tensors)  # type: ignore[arg-type]
+        restore_linear(self, told, tensors)
 
     def reset(self) -> None:
         """Both empty."""
@@ -87,6 +87,17 @@ class _Hybrid(LinearAttentionLayer):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Both reordered."""
         self._both("reorder_cache", beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Only these sequences of both, by number or as booleans."""
+        rows = torch.as_tensor(indices)
+        self.reorder_cache(rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sequence of both `repeats` times, side by side."""
+        states = (*self.conv_states.values(), *self.recurrent_states.values(), self._attention.keys.fget(self))  # type: ignore[attr-defined]
+        batch = next((x.shape[0] for x in states if x is not None), 0)
+        self.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Both taken back."""
