@@ -24,9 +24,14 @@ import torch
 
 from manyheads.checkpoints import open_model
 from manyheads.checkpoints.locate import locate
-from manyheads.heads.effects.ablation import METHODS, ablation
-from manyheads.heads.effects.importance import Importance, importance, rank_correlation
-from manyheads.heads.effects.metrics import next_token_loss
+from manyheads.heads.effects import (
+    METHODS,
+    Importance,
+    ablate_heads,
+    head_importance,
+    next_token_loss,
+    rank_correlation,
+)
 from manyheads.models.load.model import demo_model, hushed, load_model
 from manyheads.models.load.text import shipped_text
 from manyheads.models.scoring import token_ids
@@ -70,7 +75,7 @@ class Pauses:
 def check(model: Any, ids: torch.Tensor, found: Importance) -> float:
     """The largest difference from full forwards, over some heads."""
     heads = random.Random(0).sample(list(found.heads()), CHECKED)  # noqa: S311  no secret
-    plain = ablation(model, [ids], how=found.method, heads=heads, reuse=False)
+    plain = ablate_heads(model, [ids], how=found.method, heads=heads, reuse=False)
     return max(abs(found.score(head) - plain.score(head)) for head in heads)
 
 
@@ -107,13 +112,13 @@ def main() -> int:
     ids = torch.tensor([token_ids(loaded.tokenizer, shipped_text().text, most=asked.tokens)])
     pauses = Pauses(loaded.model, ids)
     before = forwards(loaded.model, ids)
-    found = ablation(loaded.model, [ids], how=asked.how, say=pauses)
+    found = ablate_heads(loaded.model, [ids], how=asked.how, say=pauses)
     after = forwards(loaded.model, ids)
     difference = check(loaded.model, ids, found)
     if difference > 1e-5 or not found.reused:
         print(f"refused: scores differ from full forwards by {difference:.1e} nats (prefix reused: {found.reused})")
         return 1
-    first = importance(loaded.model, [ids])
+    first = head_importance(loaded.model, [ids])
     slopes = replace(first, scores=-first.slopes)
     print(
         f"{len(found.heads())} heads, {ids.shape[1]} tokens, {asked.threads} threads; "

@@ -27,7 +27,7 @@ import torch
 
 from manyheads.checkpoints import open_model
 from manyheads.checkpoints.locate import locate
-from manyheads.heads.statistics.measure import statistics
+from manyheads.heads.statistics import head_statistics
 from manyheads.models.door.door import Call, opened
 from manyheads.models.load.model import demo_model, load_model
 
@@ -58,7 +58,7 @@ def plain(model: Any, ids: torch.Tensor) -> None:
 
 def looked(model: Any, ids: torch.Tensor) -> None:
     """The same with all statistics of all heads."""
-    statistics(model, [ids], key_sets=KEY_SETS)
+    head_statistics(model, [ids], key_sets=KEY_SETS)
 
 
 WAYS = {"plain": plain, "statistics": looked}
@@ -75,7 +75,7 @@ def largest_difference(model: Any) -> float:
 
     with opened(model, observers=[keep]):
         plain(model, ids)
-    found, worst = statistics(model, [ids], key_sets=KEY_SETS), 0.0
+    found, worst = head_statistics(model, [ids], key_sets=KEY_SETS), 0.0
     for layer, weights in full.items():
         p = weights[0].double()
         entropy = -(p * torch.log(p.clamp_min(1e-300))).sum(-1).mean(-1)
@@ -117,7 +117,7 @@ def page(rows: list[list[str]], worst: float, threads: int) -> str:
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---:"] * len(head), *rows))
     return f"""# What looking at all heads costs
 
-All statistics of `manyheads.heads.statistics.measure` for the 270 heads of SmolLM2-135M (float32, random tokens) beside a plain
+All statistics of `manyheads.heads.statistics` for the 270 heads of SmolLM2-135M (float32, random tokens) beside a plain
 forward of transformers with SDPA. Medians; the two took turns. Peak memory is that of a process that did only one of them,
 loading included. A score is one query and one key of one head; its time is what the statistics add, divided by their number.
 

@@ -26,9 +26,8 @@ import transformers
 import antibodies
 from held import machine, table
 from manyheads.heads.address import Head, format_head
-from manyheads.heads.effects.ablation import removal_curve, without
-from manyheads.heads.effects.importance import Importance, importance, rank_correlation
-from manyheads.heads.gates.train import QUADRANTS, Gates, quadrants, train_gates
+from manyheads.heads.effects import Importance, ablated, head_importance, rank_correlation, removal_curve
+from manyheads.heads.gates import QUADRANTS, Gates, quadrants, train_gates
 from manyheads.report.plot import Plot, Series
 from manyheads.report.svg import render_svg
 
@@ -57,8 +56,8 @@ def asked_again(model: Any, texts: list[Any]) -> tuple[Head, ...]:
     """Heads by their first-order scores, layers normalised, the scores taken anew after each eight that went."""
     order: list[Head] = []
     while True:
-        with without(model, order):
-            left = [head for head in importance(model, texts).ranking(by_layer=True) if head not in order]
+        with ablated(model, order):
+            left = [head for head in head_importance(model, texts).ranking(by_layer=True) if head not in order]
         if not left:
             return tuple(order)
         order += left[:ROUND]
@@ -246,7 +245,7 @@ def main() -> None:
     ranked, judged = batches(RANKED, words), batches(JUDGED, words)
     found = {}
     for method in METHODS:
-        found[method] = importance(model, ranked, method=method)
+        found[method] = head_importance(model, ranked, method=method)
         say(f"{method}: {found[method].seconds:.0f} s")
     lines = curves(model, judged, orders(model, ranked, found, RANDOM))
     gates = "" if asked.no_gates else with_gates(model, ranked, judged, found, asked.steps)

@@ -30,9 +30,7 @@ import transformers
 from manyheads.checkpoints.locate import locate
 from manyheads.checkpoints.reading import open_model
 from manyheads.heads.alignment import Frame, frame
-from manyheads.heads.roles.conllu import Sentence, read_conllu
-from manyheads.heads.roles.detect import RoleReport, roles
-from manyheads.heads.roles.evidence import LEAST_EFFECT
+from manyheads.heads.roles import LEAST_EFFECT, RoleReport, Sentence, head_roles, read_conllu
 from manyheads.heads.watching import Batch, Look, watch
 from manyheads.models.load.model import demo_model, load_model
 from manyheads.models.load.text import shipped_text
@@ -254,7 +252,7 @@ def _of_shape(
         factors.append(factor)
         after.append(found)
         reports.append(
-            roles(
+            head_roles(
                 model,
                 own,
                 texts=shipped_text().text,

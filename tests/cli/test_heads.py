@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("numba")
 
-from manyheads.heads.roles.evidence import LEAST_EFFECT  # noqa: E402
+from manyheads.heads.roles import LEAST_EFFECT  # noqa: E402
 
 TEXT = "the cat sat on the mat, and the dog ran after the cat. " * 6
 
@@ -71,7 +71,7 @@ def test_json_is_what_statistics_say(capsys: Any, tiny: Any, text: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from manyheads.heads.batches import windows
-    from manyheads.heads.statistics.measure import statistics
+    from manyheads.heads.statistics import head_statistics
 
     status, out, _ = quick(capsys, tiny("llama"), text, "--json", "--importance", "none")
     told = json.loads(out)
@@ -79,7 +79,7 @@ def test_json_is_what_statistics_say(capsys: Any, tiny: Any, text: str) -> None:
     assert told["schema"] == "manyheads.heads/1"
     assert told["importance"] is told["roles"] is None
     ids = AutoTokenizer.from_pretrained(tiny("llama"))(TEXT, add_special_tokens=False)["input_ids"]
-    found = statistics(AutoModelForCausalLM.from_pretrained(tiny("llama")), windows(ids, 40))
+    found = head_statistics(AutoModelForCausalLM.from_pretrained(tiny("llama")), windows(ids, 40))
     assert told["text"]["tokens"] == len(ids)
     for head in told["heads"]:
         at = head["layer"], head["number"]
@@ -209,9 +209,9 @@ def test_a_page_to_look_into_where_the_file_s_name_asks_for_one(
 
 
 def test_a_head_that_was_removed_is_said_to_be(capsys: Any, tiny: Any, text: str, tmp_path: Path) -> None:
-    from manyheads.heads.pruning.export import export
+    from manyheads.heads.pruning import export_pruned
 
-    export(tiny("llama"), "0:1,2", tmp_path / "out", form="padded")
+    export_pruned(tiny("llama"), "0:1,2", tmp_path / "out", form="padded")
     said = refused(capsys, tmp_path / "out", "--text", text, "--head", "0:2")
     assert said == "manyheads: --head 0:2 was removed before; its layer still has 0, 3"
     _, out, _ = quick(capsys, tmp_path / "out", text, "--csv")

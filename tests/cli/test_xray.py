@@ -365,9 +365,9 @@ def test_the_demo_s_page_in_a_browser(demo, browser, width: int) -> None:
 @pytest.mark.parametrize("form", ["padded", "compact"])
 def test_a_layer_that_lost_all_its_heads_is_no_mismatch(capsys, here, llama, form) -> None:
     """Its head of zeros is stored and counted, and no token looks back at it: there is nothing to hold against."""
-    from manyheads.heads.pruning.export import export
+    from manyheads.heads.pruning import export_pruned
 
-    export(llama, "0:0,1,2,3", here / "out", form=form)
+    export_pruned(llama, "0:0,1,2,3", here / "out", form=form)
     status, out, _ = quick(capsys, here / "out", "--no-heads")
     assert status == 0
     assert "a layer that lost all its heads keeps one of zeros" in " ".join(out.split())

@@ -22,8 +22,7 @@ from manyheads.checkpoints import files  # noqa: E402
 from manyheads.cli.main import main  # noqa: E402
 from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError  # noqa: E402
 from manyheads.heads.pruning import export as exporting  # noqa: E402
-from manyheads.heads.pruning.export import export, load_pruned  # noqa: E402
-from manyheads.heads.pruning.remove import mask, prune  # noqa: E402
+from manyheads.heads.pruning import export_pruned, load_pruned, mask, prune  # noqa: E402
 from support import tiny_models  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
@@ -209,7 +208,7 @@ def test_models_that_do_not_pass_the_door(capsys, here, outside, name: str) -> N
     for asked in (
         lambda: prune(model, {0: (1,)}),
         lambda: mask(model, {0: (1,)}),
-        lambda: export(folder, {0: (1,)}, "out"),
+        lambda: export_pruned(folder, {0: (1,)}, "out"),
     ):
         with pytest.raises(BackendError, match="does not pass"):
             asked()
@@ -253,7 +252,7 @@ def test_folders_that_cannot_be_written_are_refused_before_the_model_is_loaded(
         line = refused(capsys, llama, "prune", llama, "--heads", "0:0,1;1:0,1", "--output", folder)
         assert said in line, folder
         with pytest.raises(CheckpointError, match=said):
-            export(llama, {0: (0, 1)}, folder)
+            export_pruned(llama, {0: (0, 1)}, folder)
 
 
 def test_a_folder_of_someone_else_is_refused_before_the_work(capsys, here, llama, monkeypatch) -> None:
@@ -267,7 +266,7 @@ def test_a_gguf_file_may_have_the_smaller_model_beside_it(tmp_path: Path, here, 
     pytest.importorskip("gguf")
     (tmp_path / "models").mkdir()
     file = tiny_models.save_gguf(llama, tmp_path / "models" / "tiny.gguf")
-    assert export(str(file), {0: (0, 1), 1: (2, 3)}, tmp_path / "models" / "out").form.name == "uniform"
+    assert export_pruned(str(file), {0: (0, 1), 1: (2, 3)}, tmp_path / "models" / "out").form.name == "uniform"
 
 
 def _fails(error: BaseException) -> Callable[..., Any]:
@@ -330,7 +329,7 @@ def test_a_model_that_was_handed_over_is_in_float32_again_after_ctrl_c(here, lla
 
     monkeypatch.setattr(exporting, "_apart", apart)
     with pytest.raises(KeyboardInterrupt):
-        export(llama, {0: (0,)}, "out", loaded=loaded)
+        export_pruned(llama, {0: (0,)}, "out", loaded=loaded)
     assert asked == [torch.float32, torch.float64]
     assert loaded.model.dtype == torch.float32
     assert all(torch.equal(value, before[name]) for name, value in loaded.model.state_dict().items())
@@ -384,7 +383,7 @@ def test_a_weight_that_is_gone_renamed_or_reshaped_is_named(tmp_path: Path, fami
     }
     for number, (change, said) in enumerate(changes.values()):
         out = tmp_path / f"out{number}"
-        export(folder, heads, out, form=form, check=False)
+        export_pruned(folder, heads, out, form=form, check=False)
         load_pruned(out)  # whole, it loads
         _tampered(out, change)
         with pytest.raises(CheckpointError) as caught:

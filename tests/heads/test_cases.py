@@ -25,18 +25,14 @@ from torch.nn import functional  # noqa: E402
 from manyheads.errors import BackendError, ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.batches import padded  # noqa: E402
-from manyheads.heads.effects.ablation import ablation  # noqa: E402
-from manyheads.heads.effects.importance import importance  # noqa: E402
-from manyheads.heads.effects.metrics import next_token_loss  # noqa: E402
-from manyheads.heads.gates.train import train_gates  # noqa: E402
+from manyheads.heads.effects import ablate_heads, head_importance, next_token_loss  # noqa: E402
+from manyheads.heads.gates import train_gates  # noqa: E402
 from manyheads.heads.page.maps import head_maps  # noqa: E402
 from manyheads.heads.page.widgets import maps_widget  # noqa: E402
-from manyheads.heads.pruning.choose import choose  # noqa: E402
-from manyheads.heads.pruning.export import export, load_pruned  # noqa: E402
+from manyheads.heads.pruning import choose_heads, export_pruned, load_pruned, mask  # noqa: E402
 from manyheads.heads.pruning.random_inputs import logits_of  # noqa: E402
-from manyheads.heads.pruning.remove import mask  # noqa: E402
-from manyheads.heads.roles.induction import induction  # noqa: E402
-from manyheads.heads.statistics.measure import HeadStatistics, statistics  # noqa: E402
+from manyheads.heads.roles.induction import induction_scores  # noqa: E402
+from manyheads.heads.statistics import HeadStatistics, head_statistics  # noqa: E402
 from manyheads.models.door import attentions as door_attentions  # noqa: E402
 from manyheads.models.door import door as doors  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
@@ -98,7 +94,7 @@ def test_o19_weights_are_those_of_the_fused_function(name: str, masked: str, mon
         rows = real[:, None].expand(weights.shape[:3])
         assert torch.allclose((weights @ values)[rows], theirs[rows], atol=1e-5, rtol=1e-5)
         assert torch.allclose(out[rows], theirs[rows], atol=1e-5, rtol=1e-5)
-    found = statistics(model, [batch])
+    found = head_statistics(model, [batch])
     for layer, (fused, _) in enumerate(wanted):
         entropy = torch.special.entr(fused.double()).sum(-1).transpose(1, 2)[real].mean(0)
         first = fused.double()[..., 0].transpose(1, 2)[real]
@@ -121,7 +117,7 @@ def test_o69_unequal_counts_load_in_stock_transformers_with_equal_logits(name: s
     model = tiny.build(name)
     model.save_pretrained(tmp_path / "src")
     heads = {layer: numbers for layer, numbers in UNEQUAL.items() if layer < model.config.num_hidden_layers}
-    done = export(tmp_path / "src", heads, tmp_path / "out")
+    done = export_pruned(tmp_path / "src", heads, tmp_path / "out")
     kind = getattr(transformers, json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0])
     loaded, info = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -135,7 +131,7 @@ def test_o69_unequal_counts_load_in_stock_transformers_with_equal_logits(name: s
 def test_o69_what_stock_transformers_cannot_load_is_said_plainly(tmp_path: Path) -> None:
     model = tiny.build("llama")
     model.save_pretrained(tmp_path / "src")
-    export(tmp_path / "src", UNEQUAL, tmp_path / "out", form="compact")
+    export_pruned(tmp_path / "src", UNEQUAL, tmp_path / "out", form="compact")
     with pytest.raises(Exception, match=r"(?i)size|shape|mismatch"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
@@ -148,9 +144,9 @@ def test_o69_what_stock_transformers_cannot_load_is_said_plainly(tmp_path: Path)
 def test_o73_frozen_models_have_scores_gates_and_a_choice() -> None:
     model, ids = tiny.build("llama"), tiny.inputs("llama")["input_ids"]
     asked: dict[str, Callable[[], Any]] = {
-        "scores": lambda: importance(model, [ids]).scores,
+        "scores": lambda: head_importance(model, [ids]).scores,
         "gates": lambda: train_gates(model, [ids], penalty=0.05, steps=10).a,
-        "choice": lambda: choose(model, [{"input_ids": ids}], 3, rounds=2).heads,
+        "choice": lambda: choose_heads(model, [{"input_ids": ids}], 3, rounds=2).heads,
     }
     wanted = {name: ask() for name, ask in asked.items()}
     model.requires_grad_(False)
@@ -172,9 +168,8 @@ import sys, torch
 sys.path[:0] = {path!r}
 torch.set_num_threads(1)
 from support.tiny_transformers import build
-from manyheads.heads.effects.ablation import ablation
-from manyheads.heads.effects.importance import importance
-from manyheads.heads.statistics.measure import statistics
+from manyheads.heads.effects import ablate_heads, head_importance
+from manyheads.heads.statistics import head_statistics
 from manyheads.models.door.door import opened
 model = build("llama", attention="sdpa")
 def texts(count):
@@ -184,8 +179,8 @@ def kept(model, batches):
     kept = []
     with torch.no_grad(), opened(model, observers=[lambda call, out: kept.append(call.weights())]):
         for batch in batches: model(batch, use_cache=False)
-which = {{"kept": kept, "statistics": statistics, "importance": importance,
-         "ablation": lambda model, batches: ablation(model, batches, heads={{0: (1,)}})}}["{which}"]
+which = {{"kept": kept, "statistics": head_statistics, "importance": head_importance,
+         "ablation": lambda model, batches: ablate_heads(model, batches, heads={{0: (1,)}})}}["{which}"]
 which(model, texts(5))
 before = peak_bytes()
 which(model, texts({more}))
@@ -246,13 +241,13 @@ def test_o87_o89_three_prompts_padded_on_the_left_are_three_solo_runs(name: str)
     model = AlibiModel.tiny() if name == "alibi" else tiny.build(name)
     texts, together = padded_batch((3, 7, 12))
     alone = [{"input_ids": torch.tensor([text])} for text in texts]
-    alike(statistics(model, [together]), statistics(model, alone), atol=2e-5)
+    alike(head_statistics(model, [together]), head_statistics(model, alone), atol=2e-5)
     options = {"metric": next_token_loss}  # of a class that nobody knows, whether it is a language model is not known
-    one, other = importance(model, [together], **options), importance(model, alone, **options)
+    one, other = head_importance(model, [together], **options), head_importance(model, alone, **options)
     assert one.baseline == pytest.approx(other.baseline, rel=1e-5)
     assert torch.allclose(one.scores, other.scores, rtol=1e-3, atol=1e-5)
     heads = {0: (1, 3)}
-    one, other = (ablation(model, batches, heads=heads, **options) for batches in ([together], alone))
+    one, other = (ablate_heads(model, batches, heads=heads, **options) for batches in ([together], alone))
     for head in (Head(0, 1), Head(0, 3)):
         assert one.score(head) == pytest.approx(other.score(head), abs=1e-5)
 
@@ -260,7 +255,7 @@ def test_o87_o89_three_prompts_padded_on_the_left_are_three_solo_runs(name: str)
 def test_o87_alibi_models_of_transformers_are_refused_by_name() -> None:
     """They are all there are, and they compute attention themselves; one that calls the interface is tried above."""
     for name in ("bloom", "mpt", "falcon-rw"):
-        for ask in (statistics, importance, ablation):
+        for ask in (head_statistics, head_importance, ablate_heads):
             with pytest.raises(BackendError, match="AttentionInterface"):
                 ask(tiny.build(name), tiny.inputs(name)["input_ids"])
 
@@ -285,7 +280,7 @@ def test_o88_an_encoder_decoder_padded_on_both_sides_is_its_solo_runs(name: str)
         {"input_ids": torch.tensor([text]), "decoder_input_ids": torch.tensor([answer])}
         for text, answer in zip(texts, answers, strict=True)
     ]
-    alike(statistics(model, [both]), statistics(model, alone), atol=3e-5)
+    alike(head_statistics(model, [both]), head_statistics(model, alone), atol=3e-5)
 
 
 def test_o88_two_texts_where_one_is_meant_are_refused_in_words_about_texts() -> None:
@@ -294,7 +289,7 @@ def test_o88_two_texts_where_one_is_meant_are_refused_in_words_about_texts() -> 
     with pytest.raises(ManyheadsError, match="maps show one text at a time: input_ids holds 2; valid: a batch of 1"):
         head_maps(model, batch)
     with pytest.raises(ManyheadsError, match=r"attention_mask \(2, 6\) does not fit input_ids \(2, 7\)"):
-        statistics(model, [batch | {"attention_mask": batch["attention_mask"][:, 1:]}])
+        head_statistics(model, [batch | {"attention_mask": batch["attention_mask"][:, 1:]}])
     maps = head_maps(model, {"input_ids": batch["input_ids"][1:]})
     with pytest.raises(ManyheadsError, match=r"14 token texts for the 7 tokens that model\.layers\.0\.self_attn sees"):
         maps_widget(maps, {"queries": ["word "] * 14}, [], after="x")
@@ -303,13 +298,13 @@ def test_o88_two_texts_where_one_is_meant_are_refused_in_words_about_texts() -> 
 # Everything that runs a model and looks at it: it must leave no trace, however it ends.
 IDS = torch.arange(3, 25).view(2, 11)
 LOOKS: dict[str, Callable[[Any], Any]] = {
-    "statistics": lambda model: statistics(model, [IDS, IDS]).entropy,
-    "scores": lambda model: importance(model, [IDS, IDS]).scores.numpy(),
-    "ablation": lambda model: ablation(model, [IDS, IDS], heads={0: (1,), 1: (2,)}).scores.numpy(),
-    "mean ablation": lambda model: ablation(model, [IDS, IDS], how="mean", heads={1: (1,)}).scores.numpy(),
+    "statistics": lambda model: head_statistics(model, [IDS, IDS]).entropy,
+    "scores": lambda model: head_importance(model, [IDS, IDS]).scores.numpy(),
+    "ablation": lambda model: ablate_heads(model, [IDS, IDS], heads={0: (1,), 1: (2,)}).scores.numpy(),
+    "mean ablation": lambda model: ablate_heads(model, [IDS, IDS], how="mean", heads={1: (1,)}).scores.numpy(),
     "gates": lambda model: train_gates(model, [IDS, IDS], penalty=0.05, steps=8).a.numpy(),
     "maps": lambda model: head_maps(model, {"input_ids": IDS[:1]}).layers[-1].weights.numpy(),
-    "roles": lambda model: induction(model, Numbers(), block_tokens=8, sequences=4)[1],
+    "roles": lambda model: induction_scores(model, Numbers(), block_tokens=8, sequences=4)[1],
 }
 
 

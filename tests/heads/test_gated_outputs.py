@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from manyheads.errors import BackendError  # noqa: E402
-from manyheads.heads.effects.ablation import ablation  # noqa: E402
-from manyheads.heads.statistics.measure import statistics  # noqa: E402
+from manyheads.heads.effects import ablate_heads  # noqa: E402
+from manyheads.heads.statistics import head_statistics  # noqa: E402
 from manyheads.models.door.attentions import find_attentions  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from manyheads.models.door.head_outputs import INTERFACE, routed  # noqa: E402
@@ -149,9 +149,9 @@ def test_ablation_replaces_what_the_projection_is_given(kind: str, how: str) -> 
         hook = projection.register_forward_pre_hook(swapped)
         after = mean_square(model(**batch), batch).item()
         hook.remove()
-    layer = next(place.layer for place in statistics(model, [batch]).places if place.path == path)
+    layer = next(place.layer for place in head_statistics(model, [batch]).places if place.path == path)
     for reuse in (True, False):
-        found = ablation(model, [batch], how=how, metric=mean_square, heads={layer: [4]}, reuse=reuse)
+        found = ablate_heads(model, [batch], how=how, metric=mean_square, heads={layer: [4]}, reuse=reuse)
         # Norms and softmax of transformers round to float32 on the way, in both runs alike.
         assert found.score((layer, 4)) == pytest.approx(after - before, rel=1e-5, abs=1e-7)
 
@@ -163,7 +163,7 @@ def test_norms_are_of_what_the_projection_is_given(kind: str) -> None:
     right = torch.linalg.vector_norm(given_to(model, projection, batch)[0].view(2, 11, 6, -1).double(), dim=-1).mean(
         (0, 1)
     )
-    assert statistics(model, [batch]).output_norm[0] == pytest.approx(right.numpy(), rel=1e-4)
+    assert head_statistics(model, [batch]).output_norm[0] == pytest.approx(right.numpy(), rel=1e-4)
 
 
 def test_gradients_pass_through_what_the_projection_is_given() -> None:

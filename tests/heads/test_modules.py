@@ -14,10 +14,9 @@ transformers = pytest.importorskip("transformers")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head, format_head, parse_head  # noqa: E402
-from manyheads.heads.effects.ablation import ablation, without  # noqa: E402
-from manyheads.heads.effects.importance import importance  # noqa: E402
+from manyheads.heads.effects import ablate_heads, ablated, head_importance  # noqa: E402
 from manyheads.heads.modules import Place, Placing, place_of, select  # noqa: E402
-from manyheads.heads.statistics.measure import statistics  # noqa: E402
+from manyheads.heads.statistics import head_statistics  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
@@ -200,14 +199,14 @@ def test_stacks_are_called_what_the_model_calls_them(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(STACKS))
 def test_statistics_importance_and_ablation_speak_of_the_same_heads(name: str) -> None:
     model, batch = made(name)
-    seen = statistics(model, [batch])
-    first = importance(model, [batch], metric=mean_square)
-    quick, plain = (ablation(model, [batch], metric=mean_square, reuse=reuse) for reuse in (True, False))
+    seen = head_statistics(model, [batch])
+    first = head_importance(model, [batch], metric=mean_square)
+    quick, plain = (ablate_heads(model, [batch], metric=mean_square, reuse=reuse) for reuse in (True, False))
     assert [(p.path, p.stage, p.layer) for p in seen.places] == [(p.path, p.stage, p.layer) for p in first.places]
     assert first.places == quick.places == plain.places
     assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())
     head = first.heads()[-1]
-    with without(model, [parse_head(str(head))]), torch.no_grad():
+    with ablated(model, [parse_head(str(head))]), torch.no_grad():
         wanted = mean_square(model(**batch), None).item() - quick.baseline
     assert quick.score(head) == pytest.approx(wanted, abs=1e-6)
     assert bool((quick.scores.nan_to_num() != 0).any())
@@ -232,7 +231,7 @@ def test_images_have_no_tokens_even_where_there_are_as_many() -> None:
     ids, mask = batch["input_ids"][:, :5], torch.ones(2, 5, dtype=torch.long)
     mask[0, 3:] = 0
     given = {**batch, "input_ids": ids, "attention_mask": mask}
-    found = statistics(model, [given], key_sets={"some": [ids[0, 0].item()]})
+    found = head_statistics(model, [given], key_sets={"some": [ids[0, 0].item()]})
     for name in ("duplicate", "some"):
         assert torch.tensor(found.of("vision_model").mass[name]).isnan().all()
     assert found.of("vision_model").queries.tolist() == [10] * 3
@@ -242,7 +241,7 @@ def test_images_have_no_tokens_even_where_there_are_as_many() -> None:
     with opened(model, observers=[lambda call, out: outputs.update({call.path: out})]), torch.no_grad():
         model(**given)
     path, stage = "vision_model.encoder.layers.1.self_attn", "vision_model"
-    exact = ablation(model, [given], how="mean", metric=mean_square, heads=[Head(1, 2, stage)])
-    with without(model, [Head(1, 2, stage)], instead={path: outputs[path].mean((0, 2))}), torch.no_grad():
+    exact = ablate_heads(model, [given], how="mean", metric=mean_square, heads=[Head(1, 2, stage)])
+    with ablated(model, [Head(1, 2, stage)], instead={path: outputs[path].mean((0, 2))}), torch.no_grad():
         wanted = mean_square(model(**given), None).item() - exact.baseline
     assert exact.score(Head(1, 2, stage)) == pytest.approx(wanted, abs=1e-6)

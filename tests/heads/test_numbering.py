@@ -12,13 +12,11 @@ import torch
 from manyheads.checkpoints.pruned import KEY
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
-from manyheads.heads.effects.ablation import ablation, removal_curve, without
-from manyheads.heads.effects.importance import importance
-from manyheads.heads.gates.train import gated, train_gates
+from manyheads.heads.effects import ablate_heads, ablated, head_importance, removal_curve
+from manyheads.heads.gates import gated, train_gates
 from manyheads.heads.page.maps import head_maps
-from manyheads.heads.pruning.choose import choose
-from manyheads.heads.pruning.remove import mask, prune
-from manyheads.heads.statistics.measure import statistics
+from manyheads.heads.pruning import choose_heads, mask, prune
+from manyheads.heads.statistics import head_statistics
 from manyheads.heads.watching import Batch, watch
 from manyheads.models.door.door import opened
 from support import rounding
@@ -40,7 +38,7 @@ def pair() -> tuple[Any, Any, Any]:
 
 def test_statistics_have_a_column_for_each_original_head(pair: Any) -> None:
     _, smaller, ids = pair
-    found = statistics(smaller, [ids])
+    found = head_statistics(smaller, [ids])
     assert found.entropy.shape == (3, 6)
     for row, left in enumerate(LEFT):
         assert np.flatnonzero(~np.isnan(found.entropy[row])).tolist() == left
@@ -50,8 +48,8 @@ def test_statistics_have_a_column_for_each_original_head(pair: Any) -> None:
 def test_statistics_of_what_is_left_are_those_of_the_masked_model(pair: Any) -> None:
     whole, smaller, ids = pair
     with opened(whole, gates=[mask(whole, GONE)]):
-        masked = statistics(whole, [ids])
-    found = statistics(smaller, [ids])
+        masked = head_statistics(whole, [ids])
+    found = head_statistics(smaller, [ids])
     for row, left in enumerate(LEFT):
         np.testing.assert_allclose(found.entropy[row, left], masked.entropy[row, left], atol=1e-9)
         np.testing.assert_allclose(found.mass["first"][row, left], masked.mass["first"][row, left], atol=1e-9)
@@ -62,8 +60,8 @@ def test_statistics_of_what_is_left_are_those_of_the_masked_model(pair: Any) -> 
 def test_importance_is_that_of_the_masked_model(pair: Any, method: str) -> None:
     whole, smaller, ids = pair
     with opened(whole, gates=[mask(whole, GONE)]):
-        masked = importance(whole, [ids], method=method)
-    found = importance(smaller, [ids], method=method)
+        masked = head_importance(whole, [ids], method=method)
+    found = head_importance(smaller, [ids], method=method)
     assert found.heads() == tuple(Head(row, head) for row, left in enumerate(LEFT) for head in left)
     for head in found.heads():
         assert math.isclose(found.score(head), masked.score(head), abs_tol=1e-9)
@@ -71,10 +69,10 @@ def test_importance_is_that_of_the_masked_model(pair: Any, method: str) -> None:
 
 def test_a_group_is_what_is_left_of_it(pair: Any) -> None:
     _, smaller, ids = pair
-    found = ablation(smaller, [ids], unit="group", heads=[Head(0, 1)])
+    found = ablate_heads(smaller, [ids], unit="group", heads=[Head(0, 1)])
     assert found.heads() == (Head(0, 1), Head(0, 2))
-    with without(smaller, [Head(0, 1), Head(0, 2)]):
-        lost = importance(smaller, [ids], method="zero", heads=[Head(1, 0)]).baseline
+    with ablated(smaller, [Head(0, 1), Head(0, 2)]):
+        lost = head_importance(smaller, [ids], method="zero", heads=[Head(1, 0)]).baseline
     assert math.isclose(found.score(Head(0, 1)), lost - found.baseline, abs_tol=1e-9)
 
 
@@ -91,15 +89,15 @@ def test_taking_more_away_is_taking_all_away_from_the_whole(pair: Any) -> None:
 def test_a_head_that_went_is_named(pair: Any) -> None:
     _, smaller, ids = pair
     with pytest.raises(ManyheadsError, match=r"head 0:4 was removed before; its layer still has 1, 2, 3, 5"):
-        importance(smaller, [ids], heads={0: (4,)})
+        head_importance(smaller, [ids], heads={0: (4,)})
     with pytest.raises(ManyheadsError, match="layer 0 has 6 heads, 0 to 5"):
-        importance(smaller, [ids], heads={0: (6,)})
+        head_importance(smaller, [ids], heads={0: (6,)})
 
 
 def test_what_is_least_important_can_be_handed_to_prune(pair: Any) -> None:
     whole, smaller, ids = pair
-    least = importance(smaller, [ids], method="zero").ranking()[0]
-    with rounding.Wide(), without(smaller, [least]):  # its norms compute in float32
+    least = head_importance(smaller, [ids], method="zero").ranking()[0]
+    with rounding.Wide(), ablated(smaller, [least]):  # its norms compute in float32
         expected = smaller(ids).logits
     more = build("qwen3", dtype=torch.float64)
     more.load_state_dict(whole.state_dict())
@@ -117,7 +115,7 @@ def test_gates_close_heads_by_their_numbers(pair: Any) -> None:
     assert gates.expected[0] == pytest.approx(13 * 0.97, abs=0.5)  # 13 heads that start open with probability 0.97
     with gated(smaller, gates):
         by_gates = smaller(ids).logits
-    with without(smaller, gates.closed()):
+    with ablated(smaller, gates.closed()):
         torch.testing.assert_close(by_gates, smaller(ids).logits)
 
 
@@ -136,18 +134,18 @@ def test_heads_of_zeros_are_no_heads() -> None:
     prune(model, {0: (0, 1)})
     left = [[2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
     expected = tuple(Head(row, head) for row, heads in enumerate(left) for head in heads)
-    assert importance(model, [ids]).heads() == expected
-    assert ablation(model, [ids]).heads() == expected
-    assert [np.flatnonzero(~np.isnan(row)).tolist() for row in statistics(model, [ids]).entropy] == left
+    assert head_importance(model, [ids]).heads() == expected
+    assert ablate_heads(model, [ids]).heads() == expected
+    assert [np.flatnonzero(~np.isnan(row)).tolist() for row in head_statistics(model, [ids]).entropy] == left
     assert train_gates(model, [ids], penalty=0.0, steps=8).kept() == expected
-    chosen = choose(model, [ids], 2, method="zero")
+    chosen = choose_heads(model, [ids], 2, method="zero")
     assert {(head.layer, head.head) for head in chosen.heads} <= {(head.layer, head.head) for head in expected}
 
 
 def test_encoder_decoders_keep_their_stages() -> None:
     model, given = build("bart"), inputs("bart")
     prune(model, {"cross": {0: (0,), 1: (0,)}})
-    found = statistics(model, [given]).of("cross")
+    found = head_statistics(model, [given]).of("cross")
     count = model.config.decoder_attention_heads
     assert [np.flatnonzero(~np.isnan(row)).tolist() for row in found.entropy] == [list(range(1, count))] * 2
 
@@ -158,4 +156,4 @@ def test_a_record_of_another_model_is_refused() -> None:
     prune(other, {0: (0, 4), 1: (0, 4)})
     setattr(model.config, KEY, getattr(other.config, KEY))
     with pytest.raises(ManyheadsError, match=r"computes 6 heads, and the record of removed heads .* says 4"):
-        statistics(model, [ids])
+        head_statistics(model, [ids])

@@ -15,10 +15,9 @@ transformers = pytest.importorskip("transformers")
 
 from manyheads.errors import CheckpointError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.effects.ablation import ablation, without  # noqa: E402
-from manyheads.heads.effects.importance import importance  # noqa: E402
-from manyheads.heads.pruning.remove import prune  # noqa: E402
-from manyheads.heads.statistics.measure import statistics  # noqa: E402
+from manyheads.heads.effects import ablate_heads, ablated, head_importance  # noqa: E402
+from manyheads.heads.pruning import prune  # noqa: E402
+from manyheads.heads.statistics import head_statistics  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from manyheads.ops import softmax  # noqa: E402
 from support.full_matrices import by_definition  # noqa: E402
@@ -57,7 +56,7 @@ def seen_in_each_layer(model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
 def test_a_head_of_a_shared_module_goes_from_every_layer_at_once(how: str) -> None:
     """ALBERT: one row; what its output projection is given for a head is replaced in each of three calls."""
     model, ids = albert(), inputs("bert")["input_ids"]
-    found = ablation(model, [ids], how=how, metric=mean_square)
+    found = ablate_heads(model, [ids], how=how, metric=mean_square)
     assert found.reused
     assert found.scores.shape == (1, 2)
     layers = seen_in_each_layer(model, ids)
@@ -81,7 +80,7 @@ def test_a_head_of_a_shared_module_goes_from_every_layer_at_once(how: str) -> No
 
 def test_first_order_scores_of_a_shared_module_are_slopes_of_all_its_calls_together() -> None:
     model, ids = albert(), inputs("bert", batch=1)["input_ids"]
-    found = importance(model, [ids], metric=mean_square)
+    found = head_importance(model, [ids], metric=mean_square)
     projection = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense
     weight, values = projection.weight.data.clone(), []
     for factor in (1 + 1e-5, 1 - 1e-5):  # of head 1, in every layer
@@ -92,7 +91,7 @@ def test_first_order_scores_of_a_shared_module_are_slopes_of_all_its_calls_toget
 
 def test_a_masked_head_gives_nothing_in_any_layer() -> None:
     model, ids = albert(), inputs("bert")["input_ids"]
-    with without(model, {0: [1]}):
+    with ablated(model, {0: [1]}):
         found = logits(model, {"input_ids": ids})
     model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense.weight.data[:, 6:] = 0
     assert torch.allclose(found, logits(model, {"input_ids": ids}), atol=1e-12)
@@ -109,7 +108,7 @@ def test_statistics_are_means_over_all_calls_and_count_each_query_thrice(impleme
 
     with opened(model, observers=[look]), torch.no_grad():
         model(**batch)
-    found = statistics(model, [batch], key_sets={"members": [3, 4, 5]}, reach=4, implementation=implementation)
+    found = head_statistics(model, [batch], key_sets={"members": [3, 4, 5]}, reach=4, implementation=implementation)
     ids = batch["input_ids"].tolist()
     each = [by_definition(w, scores, ids, reach=4, members=frozenset((3, 4, 5))) for w, scores, _ in calls]
     assert len(each) == 3

@@ -161,7 +161,7 @@ def test_heads_are_ordered_on_the_other_half_and_the_first_position_counts() -> 
     position costs was measured over 32 tokens of 128, so a quarter of it is a cost of the window."""
     from types import SimpleNamespace
 
-    from manyheads.heads.effects.first_position import AtFirst
+    from manyheads.heads.effects import AtFirst
     from manyheads.xray import heads_importance as room
 
     heads = tuple(Head(0, n) for n in range(3))

@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints what goes, what that saves and what it loses; writes the smaller model where a folder is named."""
     from manyheads.checkpoints.locate import locate
-    from manyheads.heads.pruning.output_folder import check_folder
+    from manyheads.heads.pruning import check_folder
     from manyheads.models.load.model import check_runnable, demo_model
     from manyheads.models.load.text import read_text, shipped_text
     from manyheads.quoting import shown_path

@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the x-ray and writes its two files; 1 where what was measured is not what was predicted."""
     from manyheads.checkpoints.locate import locate
-    from manyheads.heads.roles.conllu import read_conllu
+    from manyheads.heads.roles import read_conllu
     from manyheads.models.load.model import DTYPES, check_runnable, demo_model
     from manyheads.models.load.text import read_text, shipped_text
 

@@ -1,7 +1,7 @@
 """Short texts through a model, all heads watched at once: what a detector needs of each, and never a matrix kept.
 
 Roles are judged on many short windows, because the spread between them says how sure a score is; the matrices of one layer
-and a few windows are small and gone before the next layer. Long contexts are the business of `heads.statistics.measure`.
+and a few windows are small and gone before the next layer. Long contexts are the business of `heads.statistics`.
 """
 
 from __future__ import annotations

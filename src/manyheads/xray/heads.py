@@ -13,14 +13,11 @@ from typing import Any
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import format_head, parse_head
-from manyheads.heads.effects.confident import SECONDS
-from manyheads.heads.effects.objective import DRIFT
+from manyheads.heads.effects import DRIFT, SECONDS
 from manyheads.heads.page.map_text import MAP_TOKENS, map_text
 from manyheads.heads.page.maps import HeadMaps, fit, head_maps
 from manyheads.heads.page.widgets import HeadNote, grid_widget, maps_widget, token_texts
-from manyheads.heads.roles.conllu import Sentence
-from manyheads.heads.roles.detect import RoleReport, roles
-from manyheads.heads.roles.evidence import LEAST_EFFECT
+from manyheads.heads.roles import LEAST_EFFECT, RoleReport, Sentence, head_roles
 from manyheads.heads.roles.tables import SHOWN_FIRST
 from manyheads.report.html import Widget, embedded
 from manyheads.report.jsonform import encode, finite
@@ -86,7 +83,7 @@ class HeadsSection:
         _check_text(run)
         # Before running text stands what was asked for; an encoder reads its frame as its tokenizer makes it.
         bos = run.bos or (False if run.stack.encoder is None else None)
-        found = roles(
+        found = head_roles(
             run.loaded.model, run.loaded.tokenizer, texts=[_read(run)], conllu=self.conllu, seed=run.seed,
             bos=bos, least_effect=self.least_effect, say=say,
         )  # fmt: skip

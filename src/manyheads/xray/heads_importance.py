@@ -13,12 +13,21 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head
 from manyheads.heads.alignment import Frame
 from manyheads.heads.alignment import frame as usual_frame
-from manyheads.heads.effects.confident import FDR, Budget, Effects, Texts, effects
-from manyheads.heads.effects.first_position import AtFirst, first_position
-from manyheads.heads.effects.metrics import Batch
-from manyheads.heads.effects.objective import DRIFT, Objective, objective
-from manyheads.heads.effects.removable import removable
-from manyheads.heads.effects.scores import spearman
+from manyheads.heads.effects import (
+    DRIFT,
+    FDR,
+    AtFirst,
+    Batch,
+    Budget,
+    Effects,
+    Objective,
+    Texts,
+    count_removable,
+    first_position_effects,
+    head_effects,
+    spearman,
+    text_objective,
+)
 from manyheads.heads.progress import Pace
 from manyheads.heads.watching import longest_text
 from manyheads.report.jsonform import finite
@@ -71,14 +80,14 @@ def weighed(run: Running, *, every: bool, seconds: float, say: Say) -> dict[str,
     Raises ManyheadsError where text says nothing of the model, or is too short.
     """
     frame = around(run)
-    judge = objective(run.loaded.model, run.loaded.tokenizer, around=frame, seed=run.seed)
+    judge = text_objective(run.loaded.model, run.loaded.tokenizer, around=frame, seed=run.seed)
     room = longest_text(run.loaded.model, run.limit or WINDOW_TOKENS + len(frame.before) + len(frame.after))
     text, pace = _text(run, judge, room - len(frame.before) - len(frame.after)), Pace(say)
     budget = Budget(seconds=seconds)
-    found = effects(
+    found = head_effects(
         run.loaded.model, text.texts, metric=judge.metric, first_order=judge.first_order, every=every, budget=budget, pace=pace
     )  # fmt: skip
-    first = first_position(
+    first = first_position_effects(
         run.loaded.model, text.beginnings, text.beginning_halves, means=found.means, metric=judge.metric, pace=pace
     )  # fmt: skip
     told = _told(found, text, budget, every=every) | judge.as_json()
@@ -146,7 +155,7 @@ def _removable(
     for number, half in enumerate(text.judging):
         for how in _WAYS:
             pace.say(f"taking heads out until the loss is {_SHARE:.0%} higher: {HALVES[number]}, {how}")
-            one = removable(
+            one = count_removable(
                 run.loaded.model, half, _order(found, first, text, half=1 - number, how=how), how=how, share=_SHARE,
                 metric=judge.metric, seed=run.seed, say=pace.passing(),
             )  # fmt: skip

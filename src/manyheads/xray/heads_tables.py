@@ -8,7 +8,7 @@ from typing import Any
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.effects.tables import FIRST, MATTER, first_table, matter_table
 from manyheads.heads.left_out import left_out_notes
-from manyheads.heads.roles.evidence import SINK
+from manyheads.heads.roles import SINK
 from manyheads.heads.roles.tables import CONTROLS, ORDER, by_reason, controls, correction, counted, role_name, two
 from manyheads.report import units
 from manyheads.report.value import Column, Table

@@ -11,9 +11,8 @@ transformers = pytest.importorskip("transformers")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.effects.ablation import ablation, removal_curve, without  # noqa: E402
+from manyheads.heads.effects import ablate_heads, ablated, head_importance, rank_correlation, removal_curve  # noqa: E402
 from manyheads.heads.effects.activation_cache import Replay  # noqa: E402
-from manyheads.heads.effects.importance import importance, rank_correlation  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from manyheads.ops import softmax  # noqa: E402
 from support.tiny_transformers import build, inputs, logits  # noqa: E402
@@ -43,7 +42,7 @@ def test_o70_a_masked_head_equals_zeroed_columns_of_the_output_projection() -> N
     }
     for name, (weight, width, rows, stage) in projections.items():
         model, batch = build(name), inputs(name)
-        with without(model, [Head(1, 2, stage), Head(1, 5, stage)]):
+        with ablated(model, [Head(1, 2, stage), Head(1, 5, stage)]):
             found = logits(model, batch)
         assert not torch.allclose(found, logits(model, batch), atol=1e-3)
         columns(weight(model), width, (2, 5), rows=rows)
@@ -52,10 +51,10 @@ def test_o70_a_masked_head_equals_zeroed_columns_of_the_output_projection() -> N
 
 def test_zero_ablation_is_the_loss_without_the_columns() -> None:
     model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama")["input_ids"]
-    found = ablation(model, [ids])
+    found = ablate_heads(model, [ids])
     assert found.reused
     assert bool(found.exact.all())
-    loss = lambda m: importance(m, [ids]).baseline  # noqa: E731
+    loss = lambda m: head_importance(m, [ids]).baseline  # noqa: E731
     whole = loss(model)
     for layer in range(3):
         for head in range(6):
@@ -68,7 +67,7 @@ def test_zero_ablation_is_the_loss_without_the_columns() -> None:
 
 def test_a_head_is_asked_for_as_it_is_written() -> None:
     model, ids = build("llama"), inputs("llama")["input_ids"]
-    found = ablation(model, [ids], heads="2:1,3")
+    found = ablate_heads(model, [ids], heads="2:1,3")
     assert found.score("2:1") == found.score("L2H1") == found.score((2, 1)) == found.score(Head(2, 1))
     with pytest.raises(ManyheadsError, match="'two' is not the address of a head"):
         found.score("two")
@@ -104,7 +103,7 @@ def loss_with(model: Any, projection: Any, given: torch.Tensor, head: int, batch
         return (x,)
 
     hook = projection.register_forward_pre_hook(swap)
-    found = importance(model, [batch], heads={0: [0]}).baseline
+    found = head_importance(model, [batch], heads={0: [0]}).baseline
     hook.remove()
     return found
 
@@ -115,7 +114,7 @@ def with_positions(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def test_mean_ablation_gives_the_mean_over_real_positions() -> None:
     model, batch = build("llama", dtype=torch.float64, attention="sdpa"), padded()
-    found = ablation(model, [batch], how="mean", heads={1: [0, 4]})
+    found = ablate_heads(model, [batch], how="mean", heads={1: [0, 4]})
     projection = model.model.layers[1].self_attn.o_proj
     outputs = seen_by(model, projection, with_positions(batch))
     mean = outputs[batch["attention_mask"].bool()].mean(0)
@@ -128,7 +127,7 @@ def test_mean_ablation_gives_the_mean_over_real_positions() -> None:
 @pytest.mark.parametrize("positions", ["later", "first"])
 def test_the_first_real_position_alone_or_left_alone(positions: str) -> None:
     model, batch = build("llama", dtype=torch.float64, attention="sdpa"), padded()
-    found = ablation(model, [batch], how="mean", heads={1: [0, 4]}, positions=positions)
+    found = ablate_heads(model, [batch], how="mean", heads={1: [0, 4]}, positions=positions)
     projection = model.model.layers[1].self_attn.o_proj
     outputs, real = seen_by(model, projection, with_positions(batch)), batch["attention_mask"].bool()
     first = torch.zeros_like(real)
@@ -153,7 +152,7 @@ def test_texts_in_one_row_are_as_texts_by_themselves(positions: str) -> None:
         "position_ids": torch.tensor([[at for text in texts for at in range(len(text))]]),
     }
     apart = [torch.tensor([text]) for text in texts]
-    found, right = (ablation(model, given, how="mean", positions=positions) for given in ([row], apart))
+    found, right = (ablate_heads(model, given, how="mean", positions=positions) for given in ([row], apart))
     assert found.baseline == pytest.approx(right.baseline, rel=1e-6)  # the norms round to float32
     assert torch.allclose(found.scores, right.scores, rtol=1e-4, atol=1e-7)
     assert bool((right.scores.abs() > 1e-5).any())
@@ -162,23 +161,23 @@ def test_texts_in_one_row_are_as_texts_by_themselves(positions: str) -> None:
 def test_attention_that_is_not_causal_has_no_first_position() -> None:
     model = build("bert-masked-lm", dtype=torch.float64)
     batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[-100, 6, -100, 8]])}
-    everywhere, later, first = (ablation(model, [batch], positions=where) for where in ("all", "later", "first"))
+    everywhere, later, first = (ablate_heads(model, [batch], positions=where) for where in ("all", "later", "first"))
     assert torch.equal(everywhere.scores, later.scores)
     assert not first.scores.nan_to_num().any()
     with pytest.raises(ManyheadsError, match="positions='last' is not one of 'all', 'later', 'first'"):
-        ablation(model, [batch], positions="last")
+        ablate_heads(model, [batch], positions="last")
 
 
 def test_the_mean_is_that_of_all_batches() -> None:
     model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama", batch=3)["input_ids"]
-    one, three = (ablation(model, batches, how="mean") for batches in ([ids], [ids[:1], ids[1:2], ids[2:]]))
+    one, three = (ablate_heads(model, batches, how="mean") for batches in ([ids], [ids[:1], ids[1:2], ids[2:]]))
     assert torch.allclose(one.scores, three.scores, atol=1e-12)
     assert three.by_batch.shape == (3, 3, 6)
 
 
 def test_resampling_gives_the_outputs_of_the_next_text() -> None:
     model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama", batch=3)["input_ids"]
-    found = ablation(model, [ids[:2], ids[2:]], how="resample", heads={1: [3]})
+    found = ablate_heads(model, [ids[:2], ids[2:]], how="resample", heads={1: [3]})
     projection = model.model.layers[1].self_attn.o_proj
     outputs = seen_by(model, projection, {"input_ids": ids}).roll(-1, 0)
     wanted = loss_with(model, projection, outputs, 3, ids) - found.baseline
@@ -187,7 +186,7 @@ def test_resampling_gives_the_outputs_of_the_next_text() -> None:
 
 def test_resampling_matches_real_positions_in_order() -> None:
     model, batch = build("llama", dtype=torch.float64, attention="sdpa"), padded()
-    found = ablation(model, [batch], how="resample", heads={2: [1]})
+    found = ablate_heads(model, [batch], how="resample", heads={2: [1]})
     projection = model.model.layers[2].self_attn.o_proj
     own = seen_by(model, projection, with_positions(batch))
     given = own.clone()
@@ -200,14 +199,16 @@ def test_resampling_matches_real_positions_in_order() -> None:
 
 def test_resampling_needs_another_text() -> None:
     with pytest.raises(ManyheadsError, match="another text, and there is 1"):
-        ablation(build("llama"), [inputs("llama", batch=1)["input_ids"]], how="resample")
+        ablate_heads(build("llama"), [inputs("llama", batch=1)["input_ids"]], how="resample")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_prefix_that_is_computed_once_changes_nothing(name: str) -> None:
     model, batch = build(name), inputs(name)
     for how in ("zero", "mean"):
-        quick, plain = (ablation(model, [batch], how=how, metric=mean_square, reuse=reuse) for reuse in (True, False))
+        quick, plain = (
+            ablate_heads(model, [batch], how=how, metric=mean_square, reuse=reuse) for reuse in (True, False)
+        )
         assert quick.reused
         assert not plain.reused
         assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())
@@ -218,7 +219,7 @@ def test_what_was_kept_for_a_replay_is_not_written_into() -> None:
     """A gate around the ablation that changes outputs where they lie: the next head's forward has what the first had."""
     model, ids = build("llama"), inputs("llama")["input_ids"]
     with opened(model, gates=[lambda _, out: out.mul_(0.5)]):
-        quick, plain = (ablation(model, [ids], heads={1: [0, 1, 2]}, reuse=reuse) for reuse in (True, False))
+        quick, plain = (ablate_heads(model, [ids], heads={1: [0, 1, 2]}, reuse=reuse) for reuse in (True, False))
     assert quick.reused
     assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())
 
@@ -227,9 +228,9 @@ def test_a_replay_whose_attention_is_not_what_it_was_is_found_out(monkeypatch: p
     """The check of the prefix takes the outputs that were kept: wrong ones make it compute everything each time."""
     monkeypatch.setattr(Replay, "__call__", lambda self, call: self._outputs[call.path] + 0.1)
     model, ids = build("llama"), inputs("llama")["input_ids"]
-    found = ablation(model, [ids])
+    found = ablate_heads(model, [ids])
     assert not found.reused
-    assert torch.equal(found.scores, ablation(model, [ids], reuse=False).scores)
+    assert torch.equal(found.scores, ablate_heads(model, [ids], reuse=False).scores)
 
 
 @pytest.mark.parametrize("how", ["zero", "mean"])
@@ -239,17 +240,17 @@ def test_a_replay_whose_attention_is_not_what_it_was_is_found_out(monkeypatch: p
 )
 def test_a_group_goes_with_all_its_queries(name: str, changes: dict[str, Any], size: int, how: str) -> None:
     model, ids = build(name, dtype=torch.float64, **changes), inputs(name)["input_ids"]
-    found = ablation(model, [ids], unit="group", how=how)
+    found = ablate_heads(model, [ids], unit="group", how=how)
     assert (found.unit, found.reused) == ("group", True)
     for row, place in enumerate(found.places):
         assert place.group == size
         for first in range(0, place.heads, size):
             heads = [place.head(number) for number in range(first, first + size)]
-            with without(model, heads, instead=means(model, ids, place.path) if how == "mean" else None):
-                wanted = importance(model, [ids]).baseline - found.baseline
+            with ablated(model, heads, instead=means(model, ids, place.path) if how == "mean" else None):
+                wanted = head_importance(model, [ids]).baseline - found.baseline
             assert found.scores[row, first : first + size].tolist() == pytest.approx([wanted] * size, abs=1e-12)
     if size == 1:
-        assert torch.equal(found.scores, ablation(model, [ids], how=how).scores)
+        assert torch.equal(found.scores, ablate_heads(model, [ids], how=how).scores)
 
 
 def means(model: Any, ids: torch.Tensor, path: str) -> dict[str, torch.Tensor]:
@@ -262,8 +263,8 @@ def means(model: Any, ids: torch.Tensor, path: str) -> dict[str, torch.Tensor]:
 
 def test_groups_are_named_by_any_of_their_heads_and_compare_with_single_heads() -> None:
     model, ids = build("llama"), inputs("llama")["input_ids"]
-    every = ablation(model, [ids], unit="group")
-    some = ablation(model, [ids], unit="group", heads={1: [4], 2: [0, 1]})
+    every = ablate_heads(model, [ids], unit="group")
+    some = ablate_heads(model, [ids], unit="group", heads={1: [4], 2: [0, 1]})
     assert some.heads() == tuple(
         Head(layer, head) for layer, first in ((1, 3), (2, 0)) for head in range(first, first + 3)
     )
@@ -273,9 +274,9 @@ def test_groups_are_named_by_any_of_their_heads_and_compare_with_single_heads() 
     curve = removal_curve(model, [ids], order, counts=[0, 3])
     assert curve.values[1] - curve.values[0] == pytest.approx(every.score(order[0]), abs=1e-6)
     assert rank_correlation(every, every) == pytest.approx(1)
-    assert -1 <= rank_correlation(every, ablation(model, [ids])) < 1
+    assert -1 <= rank_correlation(every, ablate_heads(model, [ids])) < 1
     with pytest.raises(ManyheadsError, match="unit='layer' is not one of 'head', 'group'"):
-        ablation(model, [ids], unit="layer")
+        ablate_heads(model, [ids], unit="layer")
 
 
 def test_only_the_layers_from_the_head_on_are_computed() -> None:
@@ -289,7 +290,7 @@ def test_only_the_layers_from_the_head_on_are_computed() -> None:
         return softmax.attention(call.q, call.k, call.v, **call.options)
 
     with opened(model, implementation=counted):
-        ablation(model, [ids, ids])
+        ablate_heads(model, [ids, ids])
     # Layer l runs for the heads of layers 0 to l, in both batches; in full to count the heads, and to keep the prefix of
     # each batch; and once more for each of the checks, which start at layers 3, 5 (of 6 // 2, 6 // 4 and the last).
     checks = [0, 0, 0, 1, 1, 2]
@@ -313,8 +314,8 @@ def test_a_prefix_that_cannot_be_replayed_is_computed_each_time() -> None:
 
     first.forward = write
     last.forward = lambda *args, **keywords: after(*args, **keywords) + shared["x"]
-    plain = ablation(model, [ids], reuse=False)
-    found = ablation(model, [ids])
+    plain = ablate_heads(model, [ids], reuse=False)
+    found = ablate_heads(model, [ids])
     assert not found.reused
     assert torch.equal(found.scores, plain.scores)
     assert first.__dict__["forward"] is write  # what somebody put there stays
@@ -333,7 +334,7 @@ def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
         return out.logits.mean()
 
     with pytest.raises(RuntimeError, match="in the middle"):
-        ablation(model, [ids], metric=fails_later)
+        ablate_heads(model, [ids], metric=fails_later)
     assert all("forward" not in module.__dict__ for module in model.modules())
     assert all(module.training for module in model.modules())
     assert model.config._attn_implementation == "eager"
@@ -343,19 +344,21 @@ def test_the_model_is_left_as_it_was_also_after_an_error() -> None:
 def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     ids = inputs("llama")["input_ids"]
-    ablation(build("llama"), [ids, ids], heads={0: [1], 2: [0, 3]}, say=lambda done, total: told.append((done, total)))
+    ablate_heads(
+        build("llama"), [ids, ids], heads={0: [1], 2: [0, 3]}, say=lambda done, total: told.append((done, total))
+    )
     assert told == [(n, 6) for n in range(1, 7)]
 
 
 def test_a_curve_takes_heads_away_together() -> None:
     model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama")["input_ids"]
-    single = ablation(model, [ids])
+    single = ablate_heads(model, [ids])
     order = [Head(1, 2), Head(0, 0), Head(1, 4)]
     curve = removal_curve(model, [ids[:1], ids[1:]], order, counts=[0, 1, 3])
     assert curve.values[0] == pytest.approx(single.baseline, abs=1e-12)
     assert curve.values[1] == pytest.approx(single.baseline + single.score(order[0]), abs=1e-12)
-    with without(model, order):
-        assert curve.values[2] == pytest.approx(importance(model, [ids]).baseline, abs=1e-12)
+    with ablated(model, order):
+        assert curve.values[2] == pytest.approx(head_importance(model, [ids]).baseline, abs=1e-12)
     assert curve.by_batch.shape == (3, 2)
 
 
@@ -368,10 +371,10 @@ def test_heads_and_counts_that_make_no_sense_are_refused() -> None:
         (lambda: curve([Head(0, 0)], []), "no number of heads"),
         (lambda: curve([Head(9, 0)], [1]), "there is no layer 9"),
         (lambda: curve([Head(0, 0)], [1], how="noise"), "'noise'; valid: zero, mean, resample"),
-        (lambda: without(model, {3: [0]}).__enter__(), "there is no layer 3; layers with attention: 0, 1, 2"),
+        (lambda: ablated(model, {3: [0]}).__enter__(), "there is no layer 3; layers with attention: 0, 1, 2"),
     ):
         with pytest.raises(ManyheadsError, match=match):
             call()
-    with pytest.raises(ManyheadsError, match="there is no head 6"), without(model, {1: [6]}):
+    with pytest.raises(ManyheadsError, match="there is no head 6"), ablated(model, {1: [6]}):
         logits(model, {"input_ids": ids})
     assert model.config._attn_implementation == "eager"

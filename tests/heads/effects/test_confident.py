@@ -11,11 +11,8 @@ pytest.importorskip("transformers")
 import torch
 
 from manyheads.heads.address import Head
-from manyheads.heads.effects.ablation import ablation
-from manyheads.heads.effects.confident import Budget, Texts, effects
-from manyheads.heads.effects.expected import expected
-from manyheads.heads.effects.importance import importance
-from manyheads.heads.effects.metrics import as_batches
+from manyheads.heads.effects import Budget, Texts, ablate_heads, as_batches, head_effects, head_importance
+from manyheads.heads.effects.expected import expected_changes
 from manyheads.heads.effects.objective import hidden_loss
 from support.tiny_transformers import build, inputs
 
@@ -50,8 +47,8 @@ def test_first_order_is_the_slope_towards_the_mean(name: str) -> None:
     batch = inputs(name)
     batch["labels"] = batch.get("decoder_input_ids", batch["input_ids"]).clone()
     given = as_batches(model, [batch])
-    found, step = expected(model, given, metric=hidden_loss), 1e-2
-    own = ablation(model, given, how="mean", positions="later", metric=hidden_loss)
+    found, step = expected_changes(model, given, metric=hidden_loss), 1e-2
+    own = ablate_heads(model, given, how="mean", positions="later", metric=hidden_loss)
     for place in found.places:
         row = found.places.index(place)
         part = {place.path: found.means[place.path]}
@@ -60,14 +57,14 @@ def test_first_order_is_the_slope_towards_the_mean(name: str) -> None:
         for number in place.numbers:
             assert float(found.rises[0, row, number]) == pytest.approx(seen[number], abs=6e-7 / step, rel=2e-3)
     assert torch.equal(torch.isnan(found.rises[0]), torch.isnan(own.scores))
-    slopes = importance(model, given, metric=hidden_loss)
+    slopes = head_importance(model, given, metric=hidden_loss)
     assert torch.allclose(found.slopes[0], slopes.scores, atol=1e-9, equal_nan=True)
 
 
 def nudged_by(model, batch, means, step: float) -> list[float]:
     """(loss with each head a step towards its mean - a step away) / 2 steps, at all positions but the first of causal
     attention."""
-    from manyheads.heads.effects.metrics import measured
+    from manyheads.heads.effects import measured
     from manyheads.heads.effects.replacing import first_positions
     from manyheads.models.door.door import opened
 
@@ -91,8 +88,8 @@ def nudged_by(model, batch, means, step: float) -> list[float]:
 
 def test_measured_on_every_window_it_is_plain_ablation() -> None:
     model, given = build("llama", dtype=torch.float64), texts()
-    found = effects(model, given, every=True, budget=Budget(rounds=WINDOWS))
-    plain = ablation(model, given.windows, how="mean", positions="later", means=found.means)
+    found = head_effects(model, given, every=True, budget=Budget(rounds=WINDOWS))
+    plain = ablate_heads(model, given.windows, how="mean", positions="later", means=found.means)
     assert found.loss == pytest.approx([plain.score(head) for head in found.heads], abs=1e-12)
     assert found.windows.tolist() == [WINDOWS] * 18
     assert found.baseline == pytest.approx(plain.baseline)
@@ -104,8 +101,8 @@ def test_measured_on_every_window_it_is_plain_ablation() -> None:
 def test_an_order_keeps_what_is_uncertain_and_what_slopes_depend_on() -> None:
     """By hand of what first order says on each window of a half: mean + 2 s/sqrt(n), and the mean sizes of both slopes."""
     model, given = build("gpt2", dtype=torch.float64), texts()
-    found = effects(model, given, budget=Budget(most=1, rounds=2, seconds=0.0, least=1, least_rounds=2))
-    first = expected(model, as_batches(model, [*given.windows, *given.short]))
+    found = head_effects(model, given, budget=Budget(most=1, rounds=2, seconds=0.0, least=1, least_rounds=2))
+    first = expected_changes(model, as_batches(model, [*given.windows, *given.short]))
     rises, slopes = (table[:WINDOWS:2].flatten(1) for table in (first.rises, first.slopes))
     alone = [at for at in range(12) if not found.screened[at] and not found.windows[at]]
     assert len(alone) == 12 - 2
@@ -131,7 +128,7 @@ def drifting(model, given: Texts):
 def test_heads_that_matter_are_told_apart_and_no_others() -> None:
     alive = [(0, 2), (2, 5)]
     model, given = planted(alive), texts()
-    found = effects(
+    found = head_effects(
         model, given, metric=drifting(model, given), first_order=False, budget=Budget(most=4, rounds=8)
     )  # fmt: skip
     assert [head for head, apart in zip(found.heads, found.told_apart, strict=True) if apart] == [
@@ -145,7 +142,7 @@ def test_heads_that_matter_are_told_apart_and_no_others() -> None:
 
 
 def test_a_head_that_does_nothing_is_not_told_apart_from_0() -> None:
-    found = effects(planted([(1, 1)]), texts(), every=True)
+    found = head_effects(planted([(1, 1)]), texts(), every=True)
     dead = [at for at, head in enumerate(found.heads) if head != Head(1, 1)]
     assert found.loss[dead] == pytest.approx(0, abs=1e-12)
     assert not found.told_apart[dead].any()
@@ -156,7 +153,7 @@ def test_screening_sees_what_first_order_does_not() -> None:
     alive = [(0, 2), (2, 5)]
     model, given = planted(alive), texts()
     slow = drifting(model, given)
-    found = effects(
+    found = head_effects(
         model, given, metric=lambda outputs, batch: (slow(outputs, batch) - 1).square(), budget=Budget(most=3, rounds=8)
     )  # fmt: skip
     assert found.expected == pytest.approx([0] * 18, abs=1e-8)
@@ -164,7 +161,9 @@ def test_screening_sees_what_first_order_does_not() -> None:
 
 
 def test_a_budget_that_is_spent_leaves_the_least_and_says_so() -> None:
-    found = effects(build("llama"), texts(), budget=Budget(most=6, rounds=10, seconds=0.0, least=3, least_rounds=4))
+    found = head_effects(
+        build("llama"), texts(), budget=Budget(most=6, rounds=10, seconds=0.0, least=3, least_rounds=4)
+    )
     assert found.stopped
     assert int(found.screened.sum()) == 6
     assert sorted(set(found.windows.tolist())) == [0, 4]
@@ -176,6 +175,6 @@ def test_a_budget_that_is_spent_leaves_the_least_and_says_so() -> None:
 
 
 def test_it_is_the_same_each_time() -> None:
-    one, two = (effects(build("llama"), texts(), budget=Budget(most=6)) for _ in range(2))
+    one, two = (head_effects(build("llama"), texts(), budget=Budget(most=6)) for _ in range(2))
     assert np.array_equal(one.loss, two.loss)
     assert np.array_equal(one.q_values, two.q_values)

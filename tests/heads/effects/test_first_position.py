@@ -10,9 +10,7 @@ pytest.importorskip("transformers")
 import torch
 
 from manyheads.heads.address import Head
-from manyheads.heads.effects.ablation import ablation
-from manyheads.heads.effects.first_position import first_position
-from manyheads.heads.effects.metrics import as_batches
+from manyheads.heads.effects import ablate_heads, as_batches, first_position_effects
 from manyheads.heads.effects.objective import hidden_loss
 from manyheads.heads.effects.removing import mean_outputs
 from support.tiny_transformers import build
@@ -27,8 +25,8 @@ def test_it_is_plain_ablation_of_the_first_position() -> None:
     model = build("llama", dtype=torch.float64)
     given = as_batches(model, windows())
     means = mean_outputs(model, given, later=True)
-    found = first_position(model, given, [0, 1, 0, 1], means=means)
-    plain = ablation(model, given, how="mean", positions="first", means=means)
+    found = first_position_effects(model, given, [0, 1, 0, 1], means=means)
+    plain = ablate_heads(model, given, how="mean", positions="first", means=means)
     assert len(found) == 2 * 6
     assert len({one.head.layer for one in found}) == 2
     for one in found:
@@ -46,7 +44,7 @@ def test_the_layer_in_which_it_matters_is_looked_into() -> None:
     for layer in model.model.layers[:-1]:
         layer.self_attn.o_proj.weight.data.zero_()
     given = as_batches(model, windows())
-    found = first_position(model, given, [0, 1, 0, 1], means=mean_outputs(model, given, later=True))
+    found = first_position_effects(model, given, [0, 1, 0, 1], means=mean_outputs(model, given, later=True))
     assert {one.head.layer for one in found if one.loss} == {2}
     assert found[0].head in {Head(2, number) for number in range(6)}
 
@@ -55,4 +53,4 @@ def test_attention_that_is_not_causal_has_none() -> None:
     model = build("bert-masked-lm")
     given = [batch | {"labels": batch["input_ids"]} for batch in as_batches(model, windows())]
     means = mean_outputs(model, given)
-    assert first_position(model, given, [0, 1, 0, 1], means=means, metric=hidden_loss) == ()
+    assert first_position_effects(model, given, [0, 1, 0, 1], means=means, metric=hidden_loss) == ()

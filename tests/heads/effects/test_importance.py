@@ -11,8 +11,8 @@ pytest.importorskip("transformers")
 
 from manyheads.errors import BackendError, ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.effects.importance import importance, rank_correlation  # noqa: E402
-from manyheads.heads.effects.scores import Importance, ranks  # noqa: E402
+from manyheads.heads.effects import Importance, head_importance, rank_correlation  # noqa: E402
+from manyheads.heads.effects.scores import ranks  # noqa: E402
 from manyheads.heads.modules import Place  # noqa: E402
 from support import rounding  # noqa: E402
 from support.tiny_transformers import build, inputs  # noqa: E402
@@ -59,7 +59,7 @@ def test_scores_are_the_mean_size_of_the_slope_over_sequences(name: str, by: flo
     """llama has six query heads over two key/value heads, and norms in float32, which a small difference drowns in."""
     model = build(name, dtype=torch.float64, attention="sdpa")
     ids = inputs(name, batch=3)["input_ids"]
-    found = importance(model, [ids])
+    found = head_importance(model, [ids])
     layers = 3 if name == "llama" else 2
     assert found.scores.shape == (layers, 6)
     assert not found.exact.any()
@@ -80,7 +80,7 @@ def test_scores_are_the_mean_size_of_the_slope_over_sequences(name: str, by: flo
 def test_batches_of_different_sizes_weigh_by_their_tokens() -> None:
     model, ids = build("llama", dtype=torch.float64, attention="sdpa"), inputs("llama", batch=3)["input_ids"]
     with rounding.Wide():  # its norms too
-        parts, whole, last = (importance(model, batches) for batches in ([ids[:2], ids[2:]], [ids], ids[2:]))
+        parts, whole, last = (head_importance(model, batches) for batches in ([ids[:2], ids[2:]], [ids], ids[2:]))
     assert torch.allclose(parts.scores, whole.scores, rtol=1e-9, atol=1e-12)
     assert parts.weights.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert torch.allclose(parts.by_batch[1], last.scores, rtol=1e-9, atol=1e-12)
@@ -94,18 +94,18 @@ def test_padding_on_the_left_changes_nothing(name: str) -> None:
     mask = torch.ones_like(padded)
     mask[0, :6] = 0
     with rounding.Wide():  # its norms too
-        together = importance(model, [{"input_ids": padded, "attention_mask": mask}])
-        alone = importance(model, [short, long])
+        together = head_importance(model, [{"input_ids": padded, "attention_mask": mask}])
+        alone = head_importance(model, [short, long])
     assert together.baseline == pytest.approx(alone.baseline, rel=1e-9)
     assert torch.allclose(together.scores, alone.scores, rtol=1e-9, atol=1e-12)
 
 
 def test_o73_frozen_models_have_an_importance_and_stay_frozen() -> None:
     model, ids = build("llama"), inputs("llama")["input_ids"]
-    wanted = importance(model, [ids]).scores
+    wanted = head_importance(model, [ids]).scores
     model.requires_grad_(False)
     before = state(model)
-    assert torch.equal(importance(model, [ids]).scores, wanted)
+    assert torch.equal(head_importance(model, [ids]).scores, wanted)
     assert same(before, state(model))
     assert all(p.grad is None for p in model.parameters())
 
@@ -114,35 +114,35 @@ def test_o73_without_gradients_it_says_so() -> None:
     model, ids = build("llama"), inputs("llama")["input_ids"]
     for context in (torch.no_grad, torch.inference_mode):
         with context(), pytest.raises(ManyheadsError, match=r"first-order importance needs gradients.*no_grad"):
-            importance(model, [ids])
+            head_importance(model, [ids])
         with context():
-            assert importance(model, [ids], method="zero", heads={0: [1]}).exact.sum() == 1
+            assert head_importance(model, [ids], method="zero", heads={0: [1]}).exact.sum() == 1
 
 
 def test_a_model_made_under_inference_mode_is_refused() -> None:
     with torch.inference_mode():
         model = build("gpt2")
     with pytest.raises(ManyheadsError, match=r"loaded under torch\.inference_mode"):
-        importance(model, inputs("gpt2"))
+        head_importance(model, inputs("gpt2"))
 
 
 def test_one_batch_may_stand_for_a_list_of_one() -> None:
     model, ids = build("gpt2"), inputs("gpt2")["input_ids"]
-    wanted = importance(model, [{"input_ids": ids}]).scores
+    wanted = head_importance(model, [{"input_ids": ids}]).scores
     for batches in (ids, {"input_ids": ids}, ids.tolist()[:2]):
-        assert torch.allclose(importance(model, batches).scores, wanted, rtol=1e-5)
+        assert torch.allclose(head_importance(model, batches).scores, wanted, rtol=1e-5)
 
 
 def test_a_model_in_training_is_measured_without_dropout_and_goes_on_as_it_was() -> None:
     model, ids = build("gpt2", attn_pdrop=0.5, resid_pdrop=0.5), inputs("gpt2")["input_ids"]
-    wanted = importance(model, [ids])
+    wanted = head_importance(model, [ids])
     model.train()
     model.transformer.h[1].eval()
     frozen = next(model.parameters()).requires_grad_(False)
     model(input_ids=ids, labels=ids).loss.backward()  # gradients that somebody is accumulating
     before, kept = state(model), [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     for method in ("first-order", "zero"):
-        found = importance(model, [ids], method=method)
+        found = head_importance(model, [ids], method=method)
         assert found.baseline == pytest.approx(wanted.baseline)
         assert same(before, state(model))
     assert not frozen.requires_grad
@@ -154,12 +154,12 @@ def test_a_model_in_training_is_measured_without_dropout_and_goes_on_as_it_was()
 @pytest.mark.parametrize("frozen", [True, False])
 def test_gradient_checkpointing_changes_nothing(reentrant: bool, frozen: bool) -> None:
     model, ids = build("llama"), inputs("llama")["input_ids"]
-    wanted = importance(model, [ids])
+    wanted = head_importance(model, [ids])
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": reentrant})
     model.train().requires_grad_(not frozen)
     before = state(model)
-    found = importance(model, [ids], mode=None)
+    found = head_importance(model, [ids], mode=None)
     assert torch.allclose(found.scores, wanted.scores, rtol=1e-4)
     assert same(before, state(model))
 
@@ -172,7 +172,7 @@ def test_cross_attention_has_rows_of_its_own() -> None:
     def metric(out: Any, batch: Any) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten())
 
-    found = importance(model, [batch], metric=metric)
+    found = head_importance(model, [batch], metric=metric)
     assert [(place.stage, place.layer) for place in found.places].count(("cross", 1)) == 1
     assert {place.stage for place in found.places} == {"encoder", "decoder", "cross"}
 
@@ -188,18 +188,18 @@ def test_cross_attention_has_rows_of_its_own() -> None:
 
 def test_half_precision_has_scores_in_full() -> None:
     ids = inputs("llama")["input_ids"]
-    half, full = (importance(build("llama", dtype=dtype), [ids]) for dtype in (torch.bfloat16, torch.float32))
+    half, full = (head_importance(build("llama", dtype=dtype), [ids]) for dtype in (torch.bfloat16, torch.float32))
     assert half.scores.dtype == torch.float64
     assert rank_correlation(half, full) > 0.9
 
 
 def test_any_function_of_the_output_is_a_metric() -> None:
     model, batch = build("bert"), inputs("bert")
-    found = importance(model, [batch], metric=lambda out, _: out[0].square().mean())
+    found = head_importance(model, [batch], metric=lambda out, _: out[0].square().mean())
     assert found.scores.shape == (2, 6)
     assert bool((found.scores > 0).all())
     with pytest.raises(ManyheadsError, match="has no loss; valid"):
-        importance(model, [batch])
+        head_importance(model, [batch])
 
 
 def test_what_cannot_be_measured_is_said_and_nothing_is_changed() -> None:
@@ -222,15 +222,15 @@ def test_what_cannot_be_measured_is_said_and_nothing_is_changed() -> None:
     ]
     for options, kind, match in cases:
         with pytest.raises(kind, match=match) as caught:
-            importance(model, [ids], **options)
+            head_importance(model, [ids], **options)
         assert "\n" not in str(caught.value)
         assert same(before, state(model))
     with pytest.raises(ManyheadsError, match="at least 2 are needed"):
-        importance(model, [[5]])
+        head_importance(model, [[5]])
     with pytest.raises(ManyheadsError, match="no text was given"):
-        importance(model, [])
+        head_importance(model, [])
     with pytest.raises(BackendError, match="falcon"):
-        importance(build("falcon-7b"), [ids])
+        head_importance(build("falcon-7b"), [ids])
 
 
 def table(scores: list[list[float]], **more: Any) -> Importance:

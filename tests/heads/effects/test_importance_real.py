@@ -9,8 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from manyheads.heads.address import parse_head  # noqa: E402
-from manyheads.heads.effects.ablation import ablation, removal_curve  # noqa: E402
-from manyheads.heads.effects.importance import importance  # noqa: E402
+from manyheads.heads.effects import ablate_heads, head_importance, removal_curve  # noqa: E402
 
 pytestmark = pytest.mark.real
 
@@ -47,12 +46,12 @@ def test_without_its_induction_heads_smollm2_copies_worse(smollm2: Any) -> None:
 def test_scores_and_ablation_on_real_weights(smollm2: Any) -> None:
     """Grouped heads, tied embeddings, frozen weights: the prefix is reused, and the strongest head of induction stands out."""
     ids = repeated(range(4, 6))
-    first = importance(smollm2.model, [ids], metric=second_copy)
+    first = head_importance(smollm2.model, [ids], metric=second_copy)
     assert first.scores.shape == (30, 9)
     assert [(place.heads, place.kv_heads) for place in first.places] == [(9, 3)] * 30
     assert first.ranking()[-27:].count(SIX[0]) == 1  # among the tenth that matters most
     quick, plain = (
-        ablation(smollm2.model, [ids], metric=second_copy, heads=SIX[:2], reuse=reuse) for reuse in (True, False)
+        ablate_heads(smollm2.model, [ids], metric=second_copy, heads=SIX[:2], reuse=reuse) for reuse in (True, False)
     )
     assert quick.reused
     assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
-from manyheads.heads.effects import metrics  # noqa: E402
-from manyheads.heads.effects.metrics import next_token_loss, summed_cross_entropy  # noqa: E402
+from manyheads.heads.effects import metrics, next_token_loss  # noqa: E402
+from manyheads.heads.effects.metrics import summed_cross_entropy  # noqa: E402
 
 
 def drawn(*shape: int, dtype: Any = torch.float64) -> Any:

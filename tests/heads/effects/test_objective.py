@@ -12,9 +12,7 @@ transformers = pytest.importorskip("transformers")
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.alignment import Frame  # noqa: E402
-from manyheads.heads.effects.ablation import without  # noqa: E402
-from manyheads.heads.effects.importance import importance  # noqa: E402
-from manyheads.heads.effects.objective import objective  # noqa: E402
+from manyheads.heads.effects import ablated, head_importance, text_objective  # noqa: E402
 from support.tiny_transformers import build  # noqa: E402
 
 AROUND = Frame((1,), (2,))
@@ -38,7 +36,7 @@ class Tokenizer:
 @pytest.mark.parametrize("kind", ["bert-masked-lm", "distilbert", "modernbert", "bert-pretraining"])
 def test_a_masked_model_is_asked_for_what_is_hidden_and_framed(kind: str) -> None:
     model = build(kind, attention="sdpa")
-    judge = objective(model, Tokenizer(MASK), around=AROUND, seed=3)
+    judge = text_objective(model, Tokenizer(MASK), around=AROUND, seed=3)
     batches = judge.batches(ROWS)
     assert (judge.name, judge.first_order) == ("hidden tokens", True)
     assert "no perplexity" in judge.said
@@ -54,7 +52,7 @@ def test_a_masked_model_is_asked_for_what_is_hidden_and_framed(kind: str) -> Non
         assert batch["input_ids"][0, shown].tolist() == whole[shown].tolist()
     again = judge.batches(ROWS)
     assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(batches, again, strict=True))
-    other = objective(model, Tokenizer(MASK), around=AROUND, seed=4).batches(ROWS)
+    other = text_objective(model, Tokenizer(MASK), around=AROUND, seed=4).batches(ROWS)
     assert not all(torch.equal(a["labels"], b["labels"]) for a, b in zip(batches, other, strict=True))
     loss, count = judge.metric(model(**batches[0]), batches[0])
     with torch.no_grad():
@@ -63,14 +61,14 @@ def test_a_masked_model_is_asked_for_what_is_hidden_and_framed(kind: str) -> Non
     assert count == 3
     assert loss.item() == pytest.approx(float(-logits[asked, batches[0]["labels"][0, asked]].mean()), rel=1e-5)
     for method in ("first-order", "zero"):
-        found = importance(model, batches, metric=judge.metric, method=method)
+        found = head_importance(model, batches, metric=judge.metric, method=method)
         assert len(found.heads()) == sum(place.heads for place in found.places)
         assert found.scores.abs().max() > 0
 
 
 def test_a_bart_is_asked_for_what_its_encoder_did_not_see() -> None:
     model = build("bart", attention="sdpa")
-    judge = objective(model, Tokenizer(MASK), around=AROUND)
+    judge = text_objective(model, Tokenizer(MASK), around=AROUND)
     (batch, *_) = judge.batches(ROWS)
     assert judge.name == "hidden tokens"
     hidden = batch["labels"][0] != -100
@@ -84,7 +82,7 @@ def test_a_bart_is_asked_for_what_its_encoder_did_not_see() -> None:
 def test_a_t5_says_the_spans_behind_its_sentinels() -> None:
     """Putting the spans of the target in the place of their sentinels gives the text again."""
     model = build("t5", attention="sdpa")
-    judge = objective(model, Tokenizer(sentinels=100), around=Frame((), (2,)))
+    judge = text_objective(model, Tokenizer(sentinels=100), around=Frame((), (2,)))
     row = list(range(10, 50))
     (batch,) = judge.batches([row])
     labels = batch["labels"][0].tolist()
@@ -107,19 +105,19 @@ def test_a_t5_says_the_spans_behind_its_sentinels() -> None:
 
 def test_an_encoder_decoder_without_either_says_the_text_again() -> None:
     model = build("t5", attention="sdpa")
-    judge = objective(model, Tokenizer(), around=Frame((), (2,)))
+    judge = text_objective(model, Tokenizer(), around=Frame((), (2,)))
     (batch,) = judge.batches(ROWS[:1])
     assert judge.name == "copying"
     assert batch["input_ids"].tolist() == [[*ROWS[0], 2]]
     assert batch["labels"].tolist() == [[*ROWS[0], -100]]
     assert batch["decoder_input_ids"][0, 1:].tolist() == ROWS[0]
-    found = importance(model, judge.batches(ROWS), metric=judge.metric)
+    found = head_importance(model, judge.batches(ROWS), metric=judge.metric)
     assert {place.stage for place in found.places} == {"encoder", "decoder", "cross"}
 
 
 def test_a_causal_model_is_scored_behind_its_frame() -> None:
     model = build("llama", attention="sdpa")
-    judge = objective(model, Tokenizer(), around=Frame((1,), ()))
+    judge = text_objective(model, Tokenizer(), around=Frame((1,), ()))
     (batch, *_) = judge.batches(ROWS)
     assert (judge.name, judge.unit, batch["input_ids"].tolist()) == ("next token", "nats a token", [[1, *ROWS[0]]])
     labels = batch["input_ids"].clone()
@@ -130,17 +128,17 @@ def test_a_causal_model_is_scored_behind_its_frame() -> None:
 
 def test_without_a_head_it_is_the_drift_of_the_output() -> None:
     model = build("bert", attention="sdpa")
-    judge = objective(model, Tokenizer(MASK), around=AROUND)
+    judge = text_objective(model, Tokenizer(MASK), around=AROUND)
     (batch, *_) = batches = judge.batches(ROWS)
     assert (judge.name, judge.first_order) == ("drift", False)
     with torch.no_grad():
         whole = model(**batch).last_hidden_state.double()
         assert float(judge.metric(model(**batch), batch)[0]) == pytest.approx(0, abs=1e-12)
-        with without(model, [Head(1, 2)]):
+        with ablated(model, [Head(1, 2)]):
             changed = model(**batch)
     by_hand = (changed.last_hidden_state - whole).square().sum() / ((whole - whole.mean(1)) ** 2).sum()
     assert float(judge.metric(changed, batch)[0]) == pytest.approx(float(by_hand), rel=1e-5)
-    found = importance(model, batches[:1], metric=judge.metric, method="zero")
+    found = head_importance(model, batches[:1], metric=judge.metric, method="zero")
     assert found.baseline == pytest.approx(0, abs=1e-12)
     assert found.score(Head(1, 2)) == pytest.approx(float(by_hand), rel=1e-4)
     with pytest.raises(ManyheadsError, match=r"no first-order score: .* valid: zero, mean or resample"):
@@ -151,15 +149,15 @@ def test_without_a_head_it_is_the_drift_of_the_output() -> None:
 def test_what_cannot_be_judged_is_one_line() -> None:
     model = build("bert-masked-lm")
     with pytest.raises(ManyheadsError, match="no mask token"):
-        objective(model, Tokenizer(), around=AROUND)
+        text_objective(model, Tokenizer(), around=AROUND)
     with pytest.raises(ManyheadsError, match="a window of 1 token; at least 2"):
-        objective(model, Tokenizer(MASK), around=AROUND).batches([[7]])
+        text_objective(model, Tokenizer(MASK), around=AROUND).batches([[7]])
     with pytest.raises(ManyheadsError, match="reads input_features, no text"):
-        objective(build("whisper"), Tokenizer(), around=AROUND)
+        text_objective(build("whisper"), Tokenizer(), around=AROUND)
     config: Any = transformers.BertConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
     )
     with pytest.raises(ManyheadsError, match="its config lets it see that token"):
-        objective(transformers.BertLMHeadModel(config), Tokenizer(MASK), around=AROUND)
+        text_objective(transformers.BertLMHeadModel(config), Tokenizer(MASK), around=AROUND)
     with pytest.raises(ManyheadsError, match="returns no last hidden states"):
-        objective(build("bert-classifier"), Tokenizer(MASK), around=AROUND).batches(ROWS)
+        text_objective(build("bert-classifier"), Tokenizer(MASK), around=AROUND).batches(ROWS)

@@ -12,8 +12,8 @@ import torch
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
-from manyheads.heads.effects.removable import crossing, removable
-from manyheads.heads.effects.removing import Removal
+from manyheads.heads.effects import Removal, count_removable
+from manyheads.heads.effects.removable import crossing
 from support.tiny_transformers import build
 
 HEADS = [Head(layer, head) for layer in range(3) for head in range(6)]
@@ -65,7 +65,7 @@ def test_heads_that_reach_nothing_can_all_go_and_no_others() -> None:
     def changed(outputs, batch) -> torch.Tensor:
         return 1 + (outputs.logits - whole[str(batch["input_ids"].tolist())]).square().mean()
 
-    found = removable(model, given, order, how="zero", share=1e-6, metric=changed)
+    found = count_removable(model, given, order, how="zero", share=1e-6, metric=changed)
     # tried: 1 and 2 and 4 (a share of 18), all of them gone at 9, not at 18, so two more between
     assert found.counts == (0, 1, 2, 4, 9, 12, 15, 18)
     assert found.losses[:5] == pytest.approx([1] * 5, abs=1e-9)
@@ -76,25 +76,25 @@ def test_heads_that_reach_nothing_can_all_go_and_no_others() -> None:
 
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
 def test_where_no_head_does_anything_all_can_go(how: str) -> None:
-    found = removable(planted(HEADS), batches(), HEADS, how=how, share=0.01)
+    found = count_removable(planted(HEADS), batches(), HEADS, how=how, share=0.01)
     assert (found.heads, found.low, found.high, found.beyond) == (18, 18, 18, True)
     assert found.losses == pytest.approx([found.losses[0]] * len(found.losses))
 
 
 def test_the_interval_is_of_the_batches_and_the_same_for_the_same_seed() -> None:
     model = build("llama")
-    first, again = (removable(model, batches(6), HEADS, seed=3) for _ in range(2))
+    first, again = (count_removable(model, batches(6), HEADS, seed=3) for _ in range(2))
     assert first == again
     assert first.low <= first.heads <= first.high
 
 
 def test_losses_are_those_of_the_model_without_the_heads() -> None:
-    from manyheads.heads.effects.ablation import without
+    from manyheads.heads.effects import ablated
 
     model, given = build("llama"), batches(2)
-    found = removable(model, given, HEADS)
+    found = count_removable(model, given, HEADS)
     count = found.counts[2]
-    with torch.no_grad(), without(model, HEADS[:count]):
+    with torch.no_grad(), ablated(model, HEADS[:count]):
         losses = [model(input_ids=ids, labels=ids).loss.item() for ids in given]
     assert found.losses[2] == pytest.approx(sum(losses) / 2, rel=1e-5)
 
@@ -107,12 +107,12 @@ def test_the_interval_does_not_end_where_trying_ended(monkeypatch: pytest.Monkey
         return Removal(tuple(counts), torch.tensor(rows, dtype=torch.float64), torch.ones(2) / 2, "zero")
 
     monkeypatch.setattr("manyheads.heads.effects.removing.Removing.together", curve)
-    found = removable(build("llama"), batches(2), [Head(layer, head) for layer in range(8) for head in range(8)])
+    found = count_removable(build("llama"), batches(2), [Head(layer, head) for layer in range(8) for head in range(8)])
     assert (found.heads, found.low, found.high, found.beyond) == (16, 10, 40, False)
-    few = removable(build("llama"), batches(2), [Head(0, head) for head in range(30)])
+    few = count_removable(build("llama"), batches(2), [Head(0, head) for head in range(30)])
     assert (few.heads, few.low, few.high, few.counts[-1]) == (16, 10, 30, 30)  # there are no more
 
 
 def test_one_batch_has_no_interval() -> None:
     with pytest.raises(ManyheadsError, match="1 batch of text"):
-        removable(build("llama"), batches(1), HEADS)
+        count_removable(build("llama"), batches(1), HEADS)

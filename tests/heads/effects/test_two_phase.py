@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manyheads.heads.effects.two_phase import two_phase
+from manyheads.heads.effects.two_phase import two_phase_estimate
 
 
 def test_by_hand() -> None:
@@ -13,7 +13,7 @@ def test_by_hand() -> None:
 
     s² of the estimates is 14/3, of what they are off 1/2; the two go together by 1/2: 14/12 + 1/4 + 2 · 1/2 / 4.
     """
-    found = two_phase(np.array([[1.0], [2.0], [3.0], [6.0]]), np.array([[2.0], [4.0]]), [0, 1])
+    found = two_phase_estimate(np.array([[1.0], [2.0], [3.0], [6.0]]), np.array([[2.0], [4.0]]), [0, 1])
     assert found.means.tolist() == [4.5]
     assert found.errors[0] ** 2 == pytest.approx(14 / 12 + 1 / 4 + 1 / 4)
     assert found.degrees.tolist() == [int((14 / 12 + 1 / 4) ** 2 / ((14 / 12) ** 2 / 3 + (1 / 4) ** 2 / 1))]
@@ -21,7 +21,7 @@ def test_by_hand() -> None:
 
 def test_where_all_were_measured_estimates_do_not_matter() -> None:
     measured = np.array([[1.0], [3.0], [5.0]])
-    found = two_phase(np.array([[7.0], [-1.0], [2.0]]), measured, range(3))
+    found = two_phase_estimate(np.array([[7.0], [-1.0], [2.0]]), measured, range(3))
     low, high = found.interval
     assert found.means.tolist() == [3.0]
     assert (high - low)[0] / 2 == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-5)  # Student's t of 2 degrees, 97.5%
@@ -31,10 +31,10 @@ def test_where_all_were_measured_estimates_do_not_matter() -> None:
 
 
 def test_one_text_has_no_error_and_equal_texts_the_sign_test() -> None:
-    found = two_phase(np.array([[1.0], [2.0]]), np.array([[2.0]]), [0])
+    found = two_phase_estimate(np.array([[1.0], [2.0]]), np.array([[2.0]]), [0])
     assert found.means.tolist() == [2.5]
     assert all(np.isnan(array).all() for array in (found.errors, *found.interval, found.p_values))
-    alike = two_phase(np.zeros((4, 2)), np.array([[1.0, 0.0]] * 4), range(4))
+    alike = two_phase_estimate(np.zeros((4, 2)), np.array([[1.0, 0.0]] * 4), range(4))
     assert alike.p_values.tolist() == [2.0**-3, 1.0]
 
 
@@ -43,7 +43,7 @@ def test_it_covers_as_often_as_it_says_and_is_narrower_than_what_was_measured_al
     draw = np.random.default_rng(7)
     cheap = draw.exponential(1.0, (24, 4_000)) - 1
     off = 0.1 + 0.3 * draw.standard_normal((24, 4_000))
-    found = two_phase(cheap, (cheap + off)[:8], range(8))
+    found = two_phase_estimate(cheap, (cheap + off)[:8], range(8))
     low, high = found.interval
     covered = ((low <= 0.1) & (high >= 0.1)).mean()
     assert 0.92 < covered < 0.98

@@ -13,10 +13,9 @@ pytest.importorskip("transformers")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.effects.ablation import ablation, without  # noqa: E402
-from manyheads.heads.effects.scores import Importance  # noqa: E402
+from manyheads.heads.effects import Importance, ablate_heads, ablated  # noqa: E402
+from manyheads.heads.gates import QUADRANTS, Convergence, Gates, gated, quadrants, train_gates  # noqa: E402
 from manyheads.heads.gates.hard_concrete import drawn, likely, open_probability  # noqa: E402
-from manyheads.heads.gates.train import QUADRANTS, Convergence, Gates, gated, quadrants, train_gates  # noqa: E402
 from manyheads.heads.modules import Place  # noqa: E402
 from support.tiny_transformers import build, inputs, logits  # noqa: E402
 
@@ -123,7 +122,7 @@ def test_gates_that_are_closed_are_heads_taken_away() -> None:
     model, ids = build("llama"), inputs("llama")["input_ids"]
     found = train_gates(model, [ids], penalty=0.05, steps=60)
     assert found.closed()
-    with without(model, found.closed()):
+    with ablated(model, found.closed()):
         wanted = logits(model, {"input_ids": ids})
     with gated(model, found):
         assert torch.allclose(logits(model, {"input_ids": ids}), wanted, atol=1e-5)
@@ -242,7 +241,7 @@ def test_attention_that_did_not_run_while_gates_were_trained_has_none() -> None:
     with gated(encoder, found):
         alone = logits(model, batch)
     closed = [head._replace(stage="encoder") for head in found.closed()]
-    with without(model, closed):
+    with ablated(model, closed):
         assert torch.allclose(logits(model, batch), alone, atol=1e-5)
 
 
@@ -280,7 +279,7 @@ def test_a_spare_copy_is_not_needed_alone() -> None:
         return (out.logits - wanted).square().mean() / scale
 
     found = train_gates(model, batches, penalty=0.02, steps=200, metric=metric)
-    ablated = ablation(model, batches, metric=metric)
+    ablated = ablate_heads(model, batches, metric=metric)
     assert set(found.kept()) <= {Head(1, 1), Head(1, 2)}
     assert found.kept()
     tolerance = 2 * max(ablated.score(Head(1, 1)), ablated.score(Head(1, 2)))

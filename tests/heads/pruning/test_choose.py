@@ -13,17 +13,19 @@ pytest.importorskip("transformers")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.pruning.choose import (  # noqa: E402
+from manyheads.heads.pruning import (  # noqa: E402
     budget_heads,
-    choose,
+    choose_heads,
     closed_by_gates,
     compare_with_init,
-    fresh,
+    describe,
     losses,
-    room_for,
+    mask,
+    prune,
+    reinitialised,
 )
+from manyheads.heads.pruning.choose import room_for  # noqa: E402
 from manyheads.heads.pruning.plan import now_held  # noqa: E402
-from manyheads.heads.pruning.remove import describe, mask, prune  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
@@ -46,21 +48,21 @@ def test_greedy_takes_the_head_whose_loss_rises_least_then_asks_again(ids: Any) 
     gone: list[Head] = []
     for _ in range(3):
         gone.append(min((h for h in everything if h not in gone), key=lambda h: loss_without(model, ids, [*gone, h])))
-    assert choose(model, [ids], 3, method="zero", rounds=3).heads == tuple(sorted(gone))
+    assert choose_heads(model, [ids], 3, method="zero", rounds=3).heads == tuple(sorted(gone))
 
 
 def test_whole_groups_go_together_and_one_of_each_layer_stays(ids: Any) -> None:
     model = tiny.build("llama")  # 3 layers of 2 groups of 3: three groups can go
-    heads = choose(model, [ids], 9, whole_groups=True, rounds=2).heads
+    heads = choose_heads(model, [ids], 9, whole_groups=True, rounds=2).heads
     assert len(heads) == 9
     for layer in range(3):
         assert tuple(h.head for h in heads if h.layer == layer) in ((0, 1, 2), (3, 4, 5))
-    assert len(choose(model, [ids], 8, whole_groups=True).heads) == 6  # never more than was asked for
-    assert len(choose(model, [ids], 15).heads) == 15
+    assert len(choose_heads(model, [ids], 8, whole_groups=True).heads) == 6  # never more than was asked for
+    assert len(choose_heads(model, [ids], 15).heads) == 15
     with pytest.raises(ManyheadsError, match="between 1 and 15 can go"):
-        choose(model, [ids], 16)
+        choose_heads(model, [ids], 16)
     with pytest.raises(ManyheadsError, match="between 3 and 9 can go, in groups of 3"):
-        choose(model, [ids], 2, whole_groups=True)
+        choose_heads(model, [ids], 2, whole_groups=True)
 
 
 def test_whole_groups_are_judged_by_taking_all_of_them_away() -> None:
@@ -70,7 +72,7 @@ def test_whole_groups_are_judged_by_taking_all_of_them_away() -> None:
     alone = {head: loss_without(model, ids, [head]) for group in groups for head in group}
     best = min(groups, key=lambda group: loss_without(model, ids, group))
     assert best != min(groups, key=lambda group: sum(alone[head] for head in group))  # or the test could not fail
-    assert choose(model, [ids], 3, method="zero", whole_groups=True).heads == tuple(best)
+    assert choose_heads(model, [ids], 3, method="zero", whole_groups=True).heads == tuple(best)
 
 
 def test_groups_of_different_sizes_are_judged_by_what_they_cost_a_head(ids: Any) -> None:
@@ -82,12 +84,12 @@ def test_groups_of_different_sizes_are_judged_by_what_they_cost_a_head(ids: Any)
     groups[0] = groups[0][2:]
     base = loss_without(whole, ids, gone)
     best = min(groups, key=lambda group: (loss_without(whole, ids, gone + group) - base) / len(group))
-    assert choose(model, [ids], 3, method="zero", whole_groups=True, rounds=1).heads == tuple(best)
+    assert choose_heads(model, [ids], 3, method="zero", whole_groups=True, rounds=1).heads == tuple(best)
 
 
 def test_a_layer_of_one_group_loses_none_by_budget(ids: Any) -> None:
     with pytest.raises(ManyheadsError, match="no whole group can go: one of each layer stays"):
-        choose(tiny.build("llama", num_key_value_heads=1), [ids], 6, method="zero", whole_groups=True)
+        choose_heads(tiny.build("llama", num_key_value_heads=1), [ids], 6, method="zero", whole_groups=True)
 
 
 def test_what_went_before_is_not_chosen_again_and_numbers_stay_original(ids: Any) -> None:
@@ -96,7 +98,7 @@ def test_what_went_before_is_not_chosen_again_and_numbers_stay_original(ids: Any
     gone = [Head(0, head) for head in (0, 1, 2)] + [Head(2, head) for head in (3, 4, 5)]
     left = [Head(layer, head) for layer in range(3) for head in range(6)]
     best = min((h for h in left if h not in gone), key=lambda h: loss_without(whole, ids, [*gone, h]))
-    assert choose(model, [ids], 1, method="zero").heads == (best,)
+    assert choose_heads(model, [ids], 1, method="zero").heads == (best,)
 
 
 def test_losses_are_those_of_the_whole_and_of_the_masked_model(ids: Any) -> None:
@@ -110,14 +112,14 @@ def test_losses_are_those_of_the_whole_and_of_the_masked_model(ids: Any) -> None
 def test_the_same_at_initialisation_is_on_fresh_weights_of_the_same_shapes(ids: Any) -> None:
     model, heads = tiny.build("llama"), [Head(0, 0)]
     state = torch.get_rng_state()
-    one, two, other = fresh(model, seed=1), fresh(model, seed=1), fresh(model, seed=2)
+    one, two, other = reinitialised(model, seed=1), reinitialised(model, seed=1), reinitialised(model, seed=2)
     assert torch.equal(torch.get_rng_state(), state)
     for name, tensor in model.state_dict().items():
         assert tensor.shape == one.state_dict()[name].shape
     weight = "model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(one.state_dict()[weight], two.state_dict()[weight])
     assert not torch.equal(one.state_dict()[weight], other.state_dict()[weight])
-    found = compare_with_init(model, [ids], heads, seed=1, again=lambda new: choose(new, [ids], 1).heads)
+    found = compare_with_init(model, [ids], heads, seed=1, again=lambda new: choose_heads(new, [ids], 1).heads)
     assert math.isclose(found.trained.after, loss_without(model, ids, heads), rel_tol=1e-5)
     assert math.isclose(found.same.before, loss_without(one, ids, []), rel_tol=1e-5)
     assert math.isclose(found.same.after, loss_without(one, ids, heads), rel_tol=1e-5)
@@ -127,7 +129,7 @@ def test_the_same_at_initialisation_is_on_fresh_weights_of_the_same_shapes(ids: 
 
 
 def test_gates_that_closed_say_which_heads_go(ids: Any) -> None:
-    from manyheads.heads.gates.train import Convergence, train_gates
+    from manyheads.heads.gates import Convergence, train_gates
 
     model = tiny.build("llama")
     gates = train_gates(model, [ids], penalty=5.0, steps=60, rate=0.3)
@@ -147,7 +149,7 @@ def test_gates_that_closed_say_which_heads_go(ids: Any) -> None:
 def test_rounds_are_told_with_counts(ids: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyheads.heads.progress._SECONDS_BETWEEN_WORDS", 0.0)
     said: list[str] = []
-    choice = choose(tiny.build("llama"), [ids, ids], 2, method="zero", rounds=2, say=said.append)
+    choice = choose_heads(tiny.build("llama"), [ids, ids], 2, method="zero", rounds=2, say=said.append)
     assert choice.how == "greedy by ablation to zero"
     assert said[0] == "round 1: ablation to zero of 18 heads"
     assert said[1:37] == [f"  {done} of 36 passes" for done in range(1, 37)]  # 18 heads in 2 batches

@@ -23,11 +23,9 @@ import manyheads  # noqa: E402
 from manyheads.checkpoints import open_model  # noqa: E402
 from manyheads.checkpoints.locate import locate  # noqa: E402
 from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError  # noqa: E402
+from manyheads.heads.pruning import check_folder, export_pruned, load_pruned, mask  # noqa: E402
 from manyheads.heads.pruning import export as exporting  # noqa: E402
-from manyheads.heads.pruning.export import export, load_pruned  # noqa: E402
-from manyheads.heads.pruning.output_folder import check_folder  # noqa: E402
 from manyheads.heads.pruning.random_inputs import logits_of, random_batch  # noqa: E402
-from manyheads.heads.pruning.remove import mask  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from manyheads.models.load.model import load_model  # noqa: E402
 from manyheads.models.resident_bytes import Inputs, measure_cache  # noqa: E402
@@ -76,7 +74,7 @@ UNIFORM = {
 def test_uniform_counts_reload_as_a_stock_class(saved, tmp_path: Path, name: str) -> None:
     folder, model = saved(name)
     heads = {layer: GROUPS[layer] for layer in range(UNIFORM[name])}
-    done = export(folder, heads, tmp_path / "out")
+    done = export_pruned(folder, heads, tmp_path / "out")
     assert done.form.name == "uniform"
     loaded = stock(tmp_path / "out")
     assert (loaded.config.num_attention_heads, loaded.config.num_key_value_heads) == (3, 1)
@@ -98,7 +96,7 @@ def test_a_llama_whose_class_refuses_the_count_becomes_a_mistral_with_the_same_l
     model.save_pretrained(tmp_path / "src")
     with pytest.raises(Exception, match="multiple of the number of attention heads"):
         transformers.LlamaConfig(hidden_size=36, num_attention_heads=5, head_dim=10)
-    done = export(tmp_path / "src", {0: (1,), 1: (4,)}, tmp_path / "out")
+    done = export_pruned(tmp_path / "src", {0: (1,), 1: (4,)}, tmp_path / "out")
     loaded = stock(tmp_path / "out")
     assert type(loaded).__name__ == "MistralForCausalLM"
     assert "Mistral" in done.form.why
@@ -112,7 +110,7 @@ def test_a_llama_whose_class_refuses_the_count_becomes_a_mistral_with_the_same_l
 def test_what_no_configuration_can_say_is_padded_and_loads_anywhere(saved, tmp_path: Path, name: str) -> None:
     folder, model = saved(name)
     heads = {0: (2,)}
-    done = export(folder, heads, tmp_path / "out")
+    done = export_pruned(folder, heads, tmp_path / "out")
     assert done.form.name == "padded"
     loaded = stock(tmp_path / "out")
     assert type(loaded) is type(model)
@@ -126,7 +124,7 @@ def test_what_no_configuration_can_say_is_padded_and_loads_anywhere(saved, tmp_p
 def test_the_compact_form_needs_our_loader_and_the_stock_one_refuses_it(saved, tmp_path: Path, name: str) -> None:
     folder, model = saved(name)
     heads = {0: (0, 1, 2)} if name != "bart" else {"encoder": {1: (1, 5)}, "cross": {0: (0, 2)}}
-    done = export(folder, heads, tmp_path / "out", form="compact")
+    done = export_pruned(folder, heads, tmp_path / "out", form="compact")
     assert done.tensor_bytes == done.predicted_bytes < done.before_bytes
     loaded = load_pruned(tmp_path / "out")
     assert type(loaded.model) is type(model)
@@ -142,7 +140,7 @@ def test_mixtures_and_latent_attention_too(tmp_path: Path, family: str) -> None:
     """Their modules hold other tensors than their files do, and the sizes of tiny_transformers do not run outside eager."""
     folder = tiny_models.save(family, tmp_path / "src", tokenizer=False)
     layer = 3 if family == "qwen3_next" else 0  # the others of qwen3_next are linear
-    done = export(folder, {layer: (0, 1)}, tmp_path / "out", form="compact")
+    done = export_pruned(folder, {layer: (0, 1)}, tmp_path / "out", form="compact")
     assert done.tensor_bytes == done.predicted_bytes < done.before_bytes
     assert done.difference is not None
     assert done.difference <= 1e-5
@@ -152,7 +150,7 @@ def test_mixtures_and_latent_attention_too(tmp_path: Path, family: str) -> None:
 def test_the_cache_is_as_small_as_predicted(tmp_path: Path, form: str) -> None:
     folder = tiny_models.save("qwen3", tmp_path / "src")  # 4 heads in 2 groups, of size 8, in 2 layers
     heads = {0: (0, 1), 1: (2, 3)} if form == "uniform" else {0: (0, 1)}
-    done = export(folder, heads, tmp_path / "out", form=form)
+    done = export_pruned(folder, heads, tmp_path / "out", form=form)
     one_head = 2 * 8 * 4  # a key and a value of one head of one layer, in float32
     assert (done.cache_before_bytes, done.cache_bytes) == (4 * one_head, (2 if form == "uniform" else 3) * one_head)
     loaded = load_pruned(tmp_path / "out").model
@@ -168,28 +166,28 @@ def test_the_cache_is_as_small_as_predicted(tmp_path: Path, form: str) -> None:
 
 def test_prunings_compose_through_files_by_original_numbers(saved, tmp_path: Path) -> None:
     folder, model = saved("gpt2")
-    export(folder, {0: (1,), 1: (2, 3)}, tmp_path / "one", form="compact")
-    done = export(tmp_path / "one", {1: (1, 2), 0: (5,)}, tmp_path / "two", form="compact")
+    export_pruned(folder, {0: (1,), 1: (2, 3)}, tmp_path / "one", form="compact")
+    done = export_pruned(tmp_path / "one", {1: (1, 2), 0: (5,)}, tmp_path / "two", form="compact")
     kept = {row["layer"]: row["kept"] for row in json.loads((tmp_path / "two" / "pruning.json").read_text())["layers"]}
     assert kept == {0: [0, 2, 3, 4], 1: [0, 4, 5]}
     assert [str(head) for head in done.plan.again] == ["1:2"]
     heads = {0: (1, 5), 1: (1, 2, 3)}
     assert masked(model, heads).holds(logits_of(load_pruned(tmp_path / "two").model))
     with pytest.raises(ConversionError, match="removes nothing"):
-        export(tmp_path / "two", {1: (2,)}, tmp_path / "three")
+        export_pruned(tmp_path / "two", {1: (2,)}, tmp_path / "three")
     assert not (tmp_path / "three").exists()
 
 
 def test_a_uniform_export_is_pruned_again(saved, tmp_path: Path) -> None:
     folder, model = saved("mistral")
-    export(folder, {layer: GROUPS[layer] for layer in range(3)}, tmp_path / "one")
-    export(tmp_path / "one", {0: (4,)}, tmp_path / "two")  # of what is left, 3, 4 and 5
+    export_pruned(folder, {layer: GROUPS[layer] for layer in range(3)}, tmp_path / "one")
+    export_pruned(tmp_path / "one", {0: (4,)}, tmp_path / "two")  # of what is left, 3, 4 and 5
     heads = {layer: GROUPS[layer] for layer in range(3)} | {0: (0, 1, 2, 4)}
     assert masked(model, heads).holds(logits_of(stock(tmp_path / "two")))
 
 
 def test_a_model_pruned_in_memory_survives_save_pretrained(saved, tmp_path: Path) -> None:
-    from manyheads.heads.pruning.remove import prune
+    from manyheads.heads.pruning import prune
 
     _, model = saved("qwen3")
     prune(model, {0: (0, 1, 2)})
@@ -202,7 +200,7 @@ def test_a_model_pruned_in_memory_survives_save_pretrained(saved, tmp_path: Path
 
 def test_what_stands_beside_the_weights(tmp_path: Path) -> None:
     folder = tiny_models.save("llama", tmp_path / "src")
-    export(folder, {0: (0, 1), 1: (2, 3)}, tmp_path / "out")
+    export_pruned(folder, {0: (0, 1), 1: (2, 3)}, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
         "config.json", "model.safetensors", "pruning.json", "README.md", "tokenizer.json", "tokenizer_config.json"
     }  # fmt: skip
@@ -222,7 +220,7 @@ def test_the_model_is_called_what_its_user_calls_it(tmp_path: Path) -> None:
     named = tmp_path / "named" / "My-Model.Q8_0.gguf"
     named.parent.mkdir()
     named.write_bytes(_gguf_that_says("general.license", "apache-2.0"))
-    export(named, {0: (0, 1), 1: (2, 3)}, tmp_path / "out", loaded=kept)
+    export_pruned(named, {0: (0, 1), 1: (2, 3)}, tmp_path / "out", loaded=kept)
     card, told = ((tmp_path / "out" / name).read_text() for name in ("README.md", "pruning.json"))
     assert card.startswith('---\nlicense: "apache-2.0"\n---\n\n# My-Model.Q8_0 without some of its attention heads')
     assert json.loads(told)["model"] == json.loads(told)["original"] == "My-Model.Q8_0"
@@ -230,7 +228,7 @@ def test_the_model_is_called_what_its_user_calls_it(tmp_path: Path) -> None:
         {"name": named.name, "bytes": len(named.read_bytes()), "sha256": hashlib.sha256(named.read_bytes()).hexdigest()}
     ]
     assert "0a1b2c" not in card + told
-    export(folder, {0: (0, 1), 1: (2, 3)}, tmp_path / "again")
+    export_pruned(folder, {0: (0, 1), 1: (2, 3)}, tmp_path / "again")
     assert json.loads((tmp_path / "again" / "pruning.json").read_text())["model"] == "src"
 
 
@@ -250,7 +248,7 @@ def test_an_export_says_where_it_came_from_and_what_it_lost(tmp_path: Path) -> N
         "interval": [0.125, 0.375], "tokens": 1_024, "windows": 4, "text": "a.txt", "text_sha256": "ab" * 32,
     }  # fmt: skip
     choice = {"chosen": "greedy by ablation to the mean", "rounds": 3, "losses": losses}
-    export(folder, {0: (0, 1)}, tmp_path / "out", choice=choice)
+    export_pruned(folder, {0: (0, 1)}, tmp_path / "out", choice=choice)
     told, card = (
         json.loads((tmp_path / "out" / "pruning.json").read_text()),
         (tmp_path / "out" / "README.md").read_text(),
@@ -278,9 +276,9 @@ def test_an_export_says_where_it_came_from_and_what_it_lost(tmp_path: Path) -> N
 
 def test_a_second_pruning_numbers_heads_by_the_first_model_and_says_so(saved, tmp_path: Path) -> None:
     folder, _ = saved("gpt2")
-    export(folder, {0: (1,), 1: (2, 3)}, tmp_path / "one", form="compact")
-    export(tmp_path / "one", {0: (5,)}, tmp_path / "two", form="compact")
-    export(tmp_path / "two", {0: (0,)}, tmp_path / "three", form="compact")
+    export_pruned(folder, {0: (1,), 1: (2, 3)}, tmp_path / "one", form="compact")
+    export_pruned(tmp_path / "one", {0: (5,)}, tmp_path / "two", form="compact")
+    export_pruned(tmp_path / "two", {0: (0,)}, tmp_path / "three", form="compact")
     told, card = (
         (tmp_path / "three" / "pruning.json").read_text(), (tmp_path / "three" / "README.md").read_text()
     )  # fmt: skip
@@ -293,7 +291,7 @@ def test_a_second_pruning_numbers_heads_by_the_first_model_and_says_so(saved, tm
     assert "Removed in all (layer:head, numbered as in gpt2): 0:0,1,5;1:2,3" in card
     assert "Of these 0:0 went now; 4 had gone before two was made." in card
     os.unlink(tmp_path / "two" / "pruning.json")
-    export(tmp_path / "two", {0: (0,)}, tmp_path / "four", form="compact")
+    export_pruned(tmp_path / "two", {0: (0,)}, tmp_path / "four", form="compact")
     assert (
         "the model that two was first pruned from, whose name is not recorded"
         in (tmp_path / "four" / "README.md").read_text()
@@ -306,7 +304,7 @@ def test_a_second_pruning_numbers_heads_by_the_first_model_and_says_so(saved, tm
 def test_a_card_that_says_nothing_is_no_licence(tmp_path: Path, card: str) -> None:
     folder = tiny_models.save("llama", tmp_path / "src", tokenizer=False)
     (folder / "README.md").write_text(card)
-    export(folder, {0: (0, 1)}, tmp_path / "out", check=False)
+    export_pruned(folder, {0: (0, 1)}, tmp_path / "out", check=False)
     assert json.loads((tmp_path / "out" / "pruning.json").read_text())["licence"] == {"files": []}
     assert "src states no license here" in (tmp_path / "out" / "README.md").read_text()
 
@@ -319,7 +317,7 @@ def test_the_shards_of_the_source_stay(tmp_path: Path, name: str) -> None:
     files = sorted(path.name for path in (tmp_path / "src").glob("*.safetensors"))
     assert len(files) > 2
     heads = "decoder/0:0-2" if name == "t5" else "0:0-2"
-    export(tmp_path / "src", heads, tmp_path / "out", form="padded")
+    export_pruned(tmp_path / "src", heads, tmp_path / "out", form="padded")
     assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == files
     for file in files:
         before, after = (load_file(tmp_path / where / file) for where in ("src", "out"))
@@ -331,8 +329,8 @@ def test_the_shards_of_the_source_stay(tmp_path: Path, name: str) -> None:
 
 def test_zeros_are_not_told_as_a_gain(saved, tmp_path: Path) -> None:
     folder, _ = saved("llama")
-    same = export(folder, {0: (0, 1)}, tmp_path / "same", form="compact")
-    less = export(folder, {0: (0, 1, 2)}, tmp_path / "less", form="compact")
+    same = export_pruned(folder, {0: (0, 1)}, tmp_path / "same", form="compact")
+    less = export_pruned(folder, {0: (0, 1, 2)}, tmp_path / "less", form="compact")
     assert same.tensor_bytes == same.before_bytes > less.tensor_bytes
     said = "Zeros stand where these heads were: nothing is smaller."
     assert said in (tmp_path / "same" / "README.md").read_text()
@@ -347,7 +345,7 @@ def test_the_difference_in_float32_is_told_where_float64_decided(saved, tmp_path
     folder, _ = saved("llama")
     found = iter([(3e-3, 2.0), (0.0, 2.0)])  # a model that magnifies float32's rounding
     monkeypatch.setattr(exporting, "_apart", lambda *_: next(found))
-    done = export(folder, {0: (0, 1, 2)}, tmp_path / "out")
+    done = export_pruned(folder, {0: (0, 1, 2)}, tmp_path / "out")
     assert (done.checked, done.difference, done.float32_difference) == ("float64", 0.0, 3e-3)
     check = json.loads((tmp_path / "out" / "pruning.json").read_text())["check"]
     assert (check["in"], check["largest_difference"], check["largest_difference_float32"]) == ("float64", 0.0, 3e-3)
@@ -357,10 +355,10 @@ def test_the_difference_in_float32_is_told_where_float64_decided(saved, tmp_path
 def test_python_callers_are_told_arguments(saved, tmp_path: Path) -> None:
     folder, _ = saved("olmo2")
     with pytest.raises(ConversionError, match=r'valid: form="padded" \(--form padded\)'):
-        export(folder, {0: (0,)}, tmp_path / "out", form="compact")
+        export_pruned(folder, {0: (0,)}, tmp_path / "out", form="compact")
     folder, _ = saved("jamba")
     with pytest.raises(CheckpointError) as caught:
-        export(folder, {1: (0,)}, tmp_path / "out")
+        export_pruned(folder, {1: (0,)}, tmp_path / "out")
     assert "is not understood" in str(caught.value)
     assert "heads of attention that is not understood cannot be removed" in str(caught.value)
     assert "--assume" not in str(caught.value)
@@ -368,7 +366,7 @@ def test_python_callers_are_told_arguments(saved, tmp_path: Path) -> None:
 
 def test_types_are_kept(tmp_path: Path) -> None:
     folder = tiny_models.save("llama", tmp_path / "src", dtype="bfloat16")
-    done = export(folder, {0: (0, 1), 1: (2, 3)}, tmp_path / "out")
+    done = export_pruned(folder, {0: (0, 1), 1: (2, 3)}, tmp_path / "out")
     assert done.tensor_bytes == done.predicted_bytes == 2 * sum(p.numel() for p in stock(tmp_path / "out").parameters())
 
 
@@ -394,7 +392,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(
     folder, _ = saved(name)
     before = _bystanders(tmp_path)
     with pytest.raises(error, match=said) as caught:
-        export(folder, heads, tmp_path / "deep" / "out", form=form)
+        export_pruned(folder, heads, tmp_path / "deep" / "out", form=form)
     assert "\n" not in str(caught.value)
     assert _bystanders(tmp_path) - {"deep"} == before
     assert not (tmp_path / "deep").exists() or not os.listdir(tmp_path / "deep")
@@ -422,7 +420,7 @@ def test_logits_that_differ_are_refused_and_nothing_is_left(
 
     monkeypatch.setattr(exporting, "load_model", wrong)
     with pytest.raises(ConversionError, match="differ from the masked model's"):
-        export(folder, {0: (1,)}, tmp_path / "out")
+        export_pruned(folder, {0: (1,)}, tmp_path / "out")
     assert _bystanders(tmp_path) == {"llama"}
 
 
@@ -431,7 +429,7 @@ def test_a_folder_in_use_and_a_full_disk(saved, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine.txt").write_text("x")
     with pytest.raises(CheckpointError, match="is there already"):
-        export(folder, {0: (1,)}, tmp_path / "used")
+        export_pruned(folder, {0: (1,)}, tmp_path / "used")
     assert os.listdir(tmp_path / "used") == ["mine.txt"]
 
     def full(*_: Any, **__: Any) -> None:
@@ -439,7 +437,7 @@ def test_a_folder_in_use_and_a_full_disk(saved, tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(exporting, "card", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        export(folder, {0: (1,)}, tmp_path / "out")
+        export_pruned(folder, {0: (1,)}, tmp_path / "out")
     assert _bystanders(tmp_path) == {"llama", "used"}
 
 
@@ -447,7 +445,7 @@ def test_a_load_that_would_leave_an_attention_weight_fresh_fails(saved, tmp_path
     from safetensors.torch import load_file, save_file
 
     folder, _ = saved("llama")
-    export(folder, {0: (0, 1, 2)}, tmp_path / "out", form="compact")
+    export_pruned(folder, {0: (0, 1, 2)}, tmp_path / "out", form="compact")
     path = tmp_path / "out" / "model.safetensors"
     tensors = load_file(path)
     gone = tensors.pop("model.layers.0.self_attn.v_proj.weight")
@@ -476,7 +474,7 @@ def test_a_load_that_would_leave_an_attention_weight_fresh_fails(saved, tmp_path
 )  # fmt: skip
 def test_a_broken_record_is_one_line(saved, tmp_path: Path, change: dict[str, Any], said: str) -> None:
     folder, _ = saved("llama")
-    export(folder, {0: (0, 1, 2)}, tmp_path / "out", form="compact", check=False)
+    export_pruned(folder, {0: (0, 1, 2)}, tmp_path / "out", form="compact", check=False)
     path = tmp_path / "out" / "config.json"
     config = json.loads(path.read_text())
     config["manyheads_pruning"] |= change
@@ -499,7 +497,7 @@ def test_smollm2_without_a_group_in_every_layer(smollm2, tmp_path: Path) -> None
     loaded = smollm2
     heads = {layer: (3 * (layer % 3), 3 * (layer % 3) + 1, 3 * (layer % 3) + 2) for layer in range(30)}
     source = loaded.kept or loaded.source
-    done = export(source, heads, tmp_path / "out", loaded=loaded)
+    done = export_pruned(source, heads, tmp_path / "out", loaded=loaded)
     assert done.form.name == "uniform"
     # Blind pruning leaves a model that magnifies rounding: whether float32 decides or float64 has to, is the processor's.
     assert done.checked in ("float32", "float64")

@@ -15,9 +15,9 @@ transformers = pytest.importorskip("transformers")
 
 from manyheads.errors import BackendError, ConversionError, ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.effects.ablation import without  # noqa: E402
-from manyheads.heads.pruning.plan import head_counts, make_plan, units  # noqa: E402
-from manyheads.heads.pruning.remove import describe, mask, prune  # noqa: E402
+from manyheads.heads.effects import ablated  # noqa: E402
+from manyheads.heads.pruning import describe, make_plan, mask, prune  # noqa: E402
+from manyheads.heads.pruning.plan import head_counts, units  # noqa: E402
 from manyheads.heads.pruning.saving import why_nothing  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from support import rounding  # noqa: E402
@@ -233,7 +233,7 @@ def test_what_is_named_can_be_looked_at_on_the_whole_model() -> None:
         model, whole, batch = tiny.build(name), tiny.build(name), tiny.inputs(name)
         done = prune(model, heads)
         gone = done.plan.new
-        wanted = rounding.model(whole, batch, around=lambda wide, gone=gone: without(wide, gone))
+        wanted = rounding.model(whole, batch, around=lambda wide, gone=gone: ablated(wide, gone))
         assert wanted.holds(tiny.logits(model, batch))
     assert tuple(done.plan.new) == (Head(1, 2, "cross"),)
     again = prune(tiny.build("llama"), [Head(0, 1, "decoder")]).plan.new

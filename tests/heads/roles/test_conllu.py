@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.roles.conllu import parse_conllu, read_conllu
+from manyheads.heads.roles import parse_conllu, read_conllu
 
 PUD = Path(__file__).parents[4] / "shared" / "data" / "ud-pud"
 

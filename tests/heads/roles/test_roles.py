@@ -17,10 +17,9 @@ transformers = pytest.importorskip("transformers")
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.alignment import frame  # noqa: E402
-from manyheads.heads.roles.conllu import parse_conllu  # noqa: E402
+from manyheads.heads.roles import RoleReport, head_roles, parse_conllu  # noqa: E402
 from manyheads.heads.roles.coreference import KINDS, UNITS  # noqa: E402
-from manyheads.heads.roles.detect import RoleReport, roles  # noqa: E402
-from manyheads.heads.roles.induction import induction, random_tokens  # noqa: E402
+from manyheads.heads.roles.induction import induction_scores, random_tokens  # noqa: E402
 from manyheads.models.load.text import shipped_text  # noqa: E402
 from support import tiny_models  # noqa: E402
 
@@ -82,7 +81,7 @@ def planted() -> Any:
 
 @pytest.fixture(scope="module")
 def report(planted: Any, tokenizer: Any, text: str) -> RoleReport:
-    return roles(planted, tokenizer, texts=text, bos=False, seed=3)
+    return head_roles(planted, tokenizer, texts=text, bos=False, seed=3)
 
 
 def test_heads_that_were_built_for_it_and_one_that_was_not(report: RoleReport) -> None:
@@ -106,7 +105,7 @@ def test_heads_that_were_built_for_it_and_one_that_was_not(report: RoleReport) -
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss", "deepseek_v3", "bert", "t5"])
 def test_random_weights_have_no_role(family: str, tokenizer: Any, text: str) -> None:
     model = model_of(family).train()  # and are left in the mode that they came in
-    report = roles(model, tokenizer, texts=[text])
+    report = head_roles(model, tokenizer, texts=[text])
     assert model.training
     assert set(report.labels().values()) == {""}
     assert report.tests == sum(sum(not math.isnan(p) for p in one.p_value) for one in report.evidence)
@@ -131,7 +130,7 @@ def test_random_weights_with_peaked_attention_have_no_role(seed: int, peaked: tu
         for name, weight in model.named_parameters():
             if name.endswith(("query.weight", "key.weight")):
                 weight.mul_(10.0)
-    assert set(roles(model, tokenizer, texts=text, seed=seed).labels().values()) == {""}
+    assert set(head_roles(model, tokenizer, texts=text, seed=seed).labels().values()) == {""}
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +151,7 @@ def test_a_head_that_looks_at_near_tokens_has_a_window_and_no_distance(planted: 
         for place in range(positions):
             for back in range(1, 6):
                 query[place, max(place - back, 0)] = 5.0
-    report = roles(model, tokenizer, texts=text, bos=False)
+    report = head_roles(model, tokenizer, texts=text, bos=False)
     near = {role.name: role for role in report.of(Head(0, 0))}
     assert report.label(Head(0, 0)) == "local window"
     assert near["local window"].detail == "at most 4 away"
@@ -162,7 +161,7 @@ def test_a_head_that_looks_at_near_tokens_has_a_window_and_no_distance(planted: 
 
 
 def test_the_least_effect_is_settable_and_said(planted: Any, tokenizer: Any, text: str) -> None:
-    report = roles(planted, tokenizer, texts=text, bos=False, seed=3, least_effect=0.96)
+    report = head_roles(planted, tokenizer, texts=text, bos=False, seed=3, least_effect=0.96)
     # 1 against an even spread over the keys that are seen: of 42 tokens that is above 0.04 for every distance.
     assert not report.clearest("previous token")
     assert {role.verdict for role in report.of(Head(0, 0)) if role.name == "previous token"} == {
@@ -171,16 +170,16 @@ def test_the_least_effect_is_settable_and_said(planted: Any, tokenizer: Any, tex
     assert report.as_json()["least_effect"] == 0.96
     for wrong in (-0.1, 1.0, math.nan):
         with pytest.raises(ManyheadsError, match=r"least effect of .* valid: a share from 0 to below 1"):
-            roles(planted, tokenizer, texts=text, least_effect=wrong)
+            head_roles(planted, tokenizer, texts=text, least_effect=wrong)
 
 
 def test_the_same_seed_the_same_report(report: RoleReport, planted: Any, tokenizer: Any, text: str) -> None:
-    again = roles(planted, tokenizer, texts=text, bos=False, seed=3)
+    again = head_roles(planted, tokenizer, texts=text, bos=False, seed=3)
     assert json.dumps(again.as_json()) == json.dumps(report.as_json())
 
 
 def test_what_stands_before_the_text_is_recorded(report: RoleReport, planted: Any, tokenizer: Any, text: str) -> None:
-    with_it, without = roles(planted, tokenizer, texts=text, bos=True), report
+    with_it, without = head_roles(planted, tokenizer, texts=text, bos=True), report
     assert with_it.bos.startswith("<s> before, nothing after the text (as asked)")
     assert without.bos.startswith("nothing before")
     # The head that looks at the first position finds the mark there, or the text's first token; it is one head either way.
@@ -190,14 +189,14 @@ def test_what_stands_before_the_text_is_recorded(report: RoleReport, planted: An
 def test_induction_with_and_without_a_mark_before_the_blocks(planted: Any, tokenizer: Any) -> None:
     """Case O92. The head that spreads evenly gives 1 / keys; 64 positions hold two blocks of 32, or a mark and two of 31."""
     for bos, first, last in ((False, 32, 63), (True, 32, 62)):
-        _, scores = induction(planted, tokenizer, around=frame(tokenizer, bos=bos), sequences=4)
+        _, scores = induction_scores(planted, tokenizer, around=frame(tokenizer, bos=bos), sequences=4)
         expected = sum(1 / (query + 1) for query in range(first, last + 1)) / (last - first + 1)
         assert scores[:, 1].mean() == pytest.approx(expected, rel=1e-5)
         assert scores.shape == (4, 4, 2)
 
 
 def test_short_texts_are_said_and_not_judged(planted: Any, tokenizer: Any) -> None:
-    report = roles(planted, tokenizer, texts="the cat sat on the mat and the dog ran")
+    report = head_roles(planted, tokenizer, texts="the cat sat on the mat and the dog ran")
     why = dict(report.not_tested)
     assert "expected at least 8" in why["previous token"]
     assert not any(one.name == "positional" for one in report.evidence)
@@ -205,7 +204,7 @@ def test_short_texts_are_said_and_not_judged(planted: Any, tokenizer: Any) -> No
 
 def test_models_that_read_few_tokens_at_once(tokenizer: Any, text: str) -> None:
     """Sentences that are too long for the model are left out and said, blocks and windows are shorter."""
-    report = roles(model_of("gpt2", n_positions=12), tokenizer, texts=text)
+    report = head_roles(model_of("gpt2", n_positions=12), tokenizer, texts=text)
     assert report.window_tokens == 12
     assert "coreference" in dict(report.not_tested)
     left = next(one for one in report.left_out if one.what == "sets of coreference sentences")
@@ -215,7 +214,7 @@ def test_models_that_read_few_tokens_at_once(tokenizer: Any, text: str) -> None:
 
 
 def test_a_text_of_two_tokens_is_read(planted: Any, tokenizer: Any) -> None:
-    report = roles(planted, tokenizer, texts="the cat")
+    report = head_roles(planted, tokenizer, texts="the cat")
     assert (report.windows, report.window_tokens) == (1, 2)
     assert {one.name for one in report.evidence} == {"induction", "coreference"}
 
@@ -223,21 +222,21 @@ def test_a_text_of_two_tokens_is_read(planted: Any, tokenizer: Any) -> None:
 @pytest.mark.parametrize("texts", ["", "a", [], ["the cat sat", "a"]])
 def test_texts_of_less_than_two_tokens(planted: Any, tokenizer: Any, texts: Any) -> None:
     with pytest.raises(ManyheadsError, match="at least 2") as caught:
-        roles(planted, tokenizer, texts=texts)
+        head_roles(planted, tokenizer, texts=texts)
     assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_asked(report: RoleReport, planted: Any, tokenizer: Any, text: str, tmp_path: Path) -> None:
     with pytest.raises(ManyheadsError, match="without a tokenizer"):
-        roles(planted, None, texts=text)
+        head_roles(planted, None, texts=text)
     with pytest.raises(ManyheadsError, match="false discovery rate of 1"):
-        roles(planted, tokenizer, texts=text, fdr=1.0)
+        head_roles(planted, tokenizer, texts=text, fdr=1.0)
     with pytest.raises(ManyheadsError, match="takes input_features"):
-        roles(model_of("whisper"), tokenizer, texts=text)
+        head_roles(model_of("whisper"), tokenizer, texts=text)
     broken = tmp_path / "broken.conllu"
     broken.write_text("1\tA\n")
     with pytest.raises(ManyheadsError, match="line 1: 2 fields"):
-        roles(planted, tokenizer, texts=text, conllu=str(broken))
+        head_roles(planted, tokenizer, texts=text, conllu=str(broken))
     for ask in (report.of, report.label):
         with pytest.raises(ManyheadsError, match="7:0: no role was tested"):
             ask(Head(7, 0))
@@ -252,7 +251,7 @@ def test_syntax_is_held_against_the_fixed_offset(planted: Any, tokenizer: Any, t
         lines += [f"{i}\t{word}\t_\t_\t_\t_\t{head}\t{rel}\t_\t_" for i, (word, head, rel) in enumerate(
             [("the", 2, "det"), ("cat", 3, "nsubj"), ("ran", 0, "root"), ("after", 6, "case"), ("a", 6, "det"), ("dog", 3, "obl")], 1
         )] + [""]  # fmt: skip
-    report = roles(planted, tokenizer, texts=text, conllu=parse_conllu("\n".join(lines)))
+    report = head_roles(planted, tokenizer, texts=text, conllu=parse_conllu("\n".join(lines)))
     found = next(one for one in report.evidence if one.name == "syntax: nsubj")
     # cat <- ran: one word back, and the words are one piece each, so the planted head is always right; and so is the offset.
     previous = found.role(found.heads.index(Head(0, 0)))

@@ -15,10 +15,10 @@ np = pytest.importorskip("numpy")
 
 from manyheads.heads.address import Head, parse_head  # noqa: E402
 from manyheads.heads.alignment import frame  # noqa: E402
-from manyheads.heads.roles.conllu import read_conllu  # noqa: E402
-from manyheads.heads.roles.coreference import KINDS, coreference  # noqa: E402
-from manyheads.heads.roles.evidence import HOLDS, corrected, from_units, weaker  # noqa: E402
-from manyheads.heads.roles.induction import induction  # noqa: E402
+from manyheads.heads.roles import HOLDS, read_conllu  # noqa: E402
+from manyheads.heads.roles.coreference import KINDS, coreference_scores  # noqa: E402
+from manyheads.heads.roles.evidence import corrected, from_units, weaker  # noqa: E402
+from manyheads.heads.roles.induction import induction_scores  # noqa: E402
 from manyheads.heads.roles.syntax import Hits, collect, judge  # noqa: E402
 
 pytestmark = pytest.mark.real
@@ -32,7 +32,7 @@ def test_the_induction_heads_of_smollm2(smollm2: Any) -> None:
     known = {"L18H6": 0.90, "L17H3": 0.78, "L17H4": 0.76, "L17H5": 0.65, "L23H2": 0.57, "L23H7": 0.51}
     for bos in (False, True):
         around = frame(smollm2.tokenizer, bos=bos)
-        heads, values = induction(smollm2.model, smollm2.tokenizer, around=around, sequences=8, seed=0)
+        heads, values = induction_scores(smollm2.model, smollm2.tokenizer, around=around, sequences=8, seed=0)
         found = from_units("induction", heads, values, seed=0, what="", control="")
         (found,), tests = corrected([found], fdr=0.05)
         assert tests == len(heads) == 270
@@ -103,7 +103,7 @@ def test_the_pronouns_of_smollm2(smollm2: Any) -> None:
     """Measured elsewhere on he and she alone: L9H4 and L15H7 find whom these mean. L3H8, L16H3 and L25H2, which it and they speak
     for, do not, and so have no coreference. Of L9H4 and L15H7 little is left with it and they: a hair more than 0.05.
     """
-    heads, values = coreference(smollm2.model, smollm2.tokenizer, around=frame(smollm2.tokenizer, bos=False))
+    heads, values = coreference_scores(smollm2.model, smollm2.tokenizer, around=frame(smollm2.tokenizer, bos=False))
     kinds = {
         kind: from_units("coreference", heads, values[:, at], seed=0, what="", control="")
         for at, kind in enumerate(KINDS)

@@ -17,7 +17,7 @@ from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.alignment import Aligned, frame  # noqa: E402
 from manyheads.heads.left_out import LeftOut  # noqa: E402
-from manyheads.heads.roles.conllu import Sentence, parse_conllu  # noqa: E402
+from manyheads.heads.roles import Sentence, parse_conllu  # noqa: E402
 from manyheads.heads.roles.syntax import Hits, _instances, _right, collect, judge, too_rare  # noqa: E402
 from support.tiny_transformers import build  # noqa: E402
 

@@ -7,17 +7,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from manyheads.heads.roles import TokenKinds, token_kinds  # noqa: E402
 from manyheads.heads.roles.text_scores import (  # noqa: E402
     OFFSETS,
     TEXT_MEASURES,
     TokenFigures,
-    Vocabulary,
     against_others,
     against_random_keys,
     at_distances,
     measure_text,
     tokens_apart,
-    vocabulary,
 )
 from manyheads.heads.watching import Look  # noqa: E402
 
@@ -25,7 +24,7 @@ T = 12
 CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()[None, None]
 ALL = torch.ones(1, 1, T, T, dtype=torch.bool)
 IDS = torch.tensor([[5, 6, 7, 9, 6, 5, 8, 9, 6, 4, 3, 9]])  # 9 is a delimiter, 3 and 4 come once
-WORDS = Vocabulary(frozenset({9}), frozenset({3, 4}))
+WORDS = TokenKinds(frozenset({9}), frozenset({3, 4}))
 
 
 def causal_rows(rule) -> torch.Tensor:
@@ -182,7 +181,7 @@ def test_what_counts_as_a_delimiter_and_as_rare() -> None:
         def decode(self, ids: list[int]) -> str:
             return names[ids[0]]
 
-    found = vocabulary(Tokenizer(), [1, 2, 3, 4, 4, 5, 6, 7, 8], marks=(90,))
+    found = token_kinds(Tokenizer(), [1, 2, 3, 4, 4, 5, 6, 7, 8], marks=(90,))
     assert found.delimiters == {1, 2, 3, 8, 90}
     assert found.rare == {5, 6, 7}
 

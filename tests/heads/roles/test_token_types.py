@@ -10,7 +10,8 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from manyheads.heads.roles.text_scores import TokenFigures, Vocabulary  # noqa: E402
+from manyheads.heads.roles import TokenKinds  # noqa: E402
+from manyheads.heads.roles.text_scores import TokenFigures  # noqa: E402
 from manyheads.heads.roles.token_types import above_p, delimiter_p, first_p, rare_p, type_means  # noqa: E402
 
 # Nine words that come twice, of mean 0 and variance 12/8; their values are logarithms of lifts.
@@ -42,7 +43,7 @@ def test_means_by_type_leave_out_what_is_not_known() -> None:
 def test_one_type_must_stand_out_as_a_single_draw() -> None:
     """t = value / (s √(1 + 1/9)), however often the one delimiter comes."""
     value = T_8 * math.sqrt(12 / 8 * (1 + 1 / 9))
-    words = Vocabulary(frozenset({9}), frozenset())
+    words = TokenKinds(frozenset({9}), frozenset())
     for often in (1, 50):
         ids, lift = text(*[(9, value)] * often)
         assert delimiter_p(figures(lift), ids, words)[0] == pytest.approx(0.025, abs=2e-5)
@@ -53,7 +54,7 @@ def test_more_types_are_weighted_as_they_come() -> None:
     ids, lift = text((9, 2.0), (9, 2.0), (9, 2.0), (8, 1.0))
     mean = 0.75 * 2.0 + 0.25 * 1.0
     scale = mean / (T_8 * math.sqrt(12 / 8 * (5 / 8 + 1 / 9)))
-    words = Vocabulary(frozenset({8, 9}), frozenset())
+    words = TokenKinds(frozenset({8, 9}), frozenset())
     assert delimiter_p(figures(lift / np.where(ids[:, None] < 100, scale, 1.0)), ids, words)[0] == pytest.approx(
         0.025, abs=2e-5
     )
@@ -64,16 +65,16 @@ def test_rare_tokens_are_held_against_words_that_come_again() -> None:
     ids, lift = text(
         *((at, value) for at in range(1, 5)), (9, -50.0)
     )  # a delimiter that is shunned says nothing of words
-    words = Vocabulary(frozenset({9}), frozenset(range(1, 5)))
+    words = TokenKinds(frozenset({9}), frozenset(range(1, 5)))
     assert rare_p(figures(lift), ids, words)[0] == pytest.approx(0.025, abs=2e-5)
 
 
 def test_too_few_other_types_say_nothing() -> None:
     ids, lift = np.array([[9, *([5] * 3), *([6] * 3)]]), np.zeros((1, 1, 7))
-    words = Vocabulary(frozenset({9}), frozenset({9}))
+    words = TokenKinds(frozenset({9}), frozenset({9}))
     assert np.isnan(delimiter_p(figures(lift), ids, words)).all()
     assert np.isnan(rare_p(figures(lift), ids, words)).all()
-    assert np.isnan(delimiter_p(figures(lift), ids, Vocabulary(frozenset({77}), frozenset()))).all()
+    assert np.isnan(delimiter_p(figures(lift), ids, TokenKinds(frozenset({77}), frozenset()))).all()
 
 
 def test_duplicates_of_one_token_are_no_role() -> None:
@@ -109,6 +110,6 @@ def test_random_preferences_of_single_tokens_pass_at_their_rate() -> None:
     ]
     taste = rng.normal(0, 1.5, (4000, 100))
     lift = taste[:, ids[0]][None] + rng.normal(0, 0.5, (1, 4000, ids.size))
-    found = delimiter_p(figures(lift), ids, Vocabulary(frozenset({90, 91, 92}), frozenset()))
+    found = delimiter_p(figures(lift), ids, TokenKinds(frozenset({90, 91, 92}), frozenset()))
     for rate in (0.05, 0.01):
         assert (found < rate).mean() == pytest.approx(rate, abs=4 * math.sqrt(rate * (1 - rate) / 4000))

@@ -17,8 +17,7 @@ import torch
 
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.heads.batches import padded, prepared, windows
-from manyheads.heads.statistics import streaming
-from manyheads.heads.statistics.measure import MASSES, HeadStatistics, Recorder, statistics
+from manyheads.heads.statistics import MASSES, HeadStatistics, Recorder, head_statistics, streaming
 from manyheads.models.door.door import Call, opened
 from manyheads.ops import softmax
 from support.full_matrices import by_definition
@@ -79,7 +78,7 @@ def check(found: HeadStatistics, model: Any, batch: dict[str, Any]) -> None:
 def test_figures_are_those_of_full_matrices(name: str, implementation: str) -> None:
     model, batch = build(name), inputs(name)
     sets = {"members": sorted(MEMBERS)}
-    check(statistics(model, [batch], key_sets=sets, reach=4, implementation=implementation), model, batch)
+    check(head_statistics(model, [batch], key_sets=sets, reach=4, implementation=implementation), model, batch)
 
 
 @pytest.mark.parametrize("implementation", BOTH)
@@ -91,7 +90,7 @@ def test_long_texts_in_many_tiles(name: str, implementation: str, monkeypatch: p
     model = build(name)
     batch = {"input_ids": torch.randint(3, 40, (1, 75), generator=torch.Generator().manual_seed(3))}
     sets = {"members": sorted(MEMBERS)}
-    check(statistics(model, [batch], key_sets=sets, reach=40, implementation=implementation), model, batch)
+    check(head_statistics(model, [batch], key_sets=sets, reach=40, implementation=implementation), model, batch)
 
 
 def equal(a: HeadStatistics, b: HeadStatistics, *, atol: float = 2e-6) -> None:
@@ -122,8 +121,8 @@ TEXTS = [[5, 6, 7, 5, 6, 9, 5], [5, 8, 6, 5, 3], [6, 6, 7, 5, 6, 8, 6, 5, 4, 11]
 def test_texts_in_one_row_are_as_texts_by_themselves(name: str, implementation: str) -> None:
     model, sets = build(name), {"members": sorted(MEMBERS)}
     options: dict[str, Any] = {"key_sets": sets, "reach": 4, "implementation": implementation}
-    apart = statistics(model, [torch.tensor([text]) for text in TEXTS], **options)
-    equal(statistics(model, [packed(TEXTS)], **options), apart)
+    apart = head_statistics(model, [torch.tensor([text]) for text in TEXTS], **options)
+    equal(head_statistics(model, [packed(TEXTS)], **options), apart)
     within = 7 if name in ("mistral", "gemma2") else 10  # windows of 7 keys
     assert apart.eligible["first"][0, 0] == sum(min(len(text), within) for text in TEXTS)
 
@@ -131,7 +130,7 @@ def test_texts_in_one_row_are_as_texts_by_themselves(name: str, implementation: 
 def test_a_row_that_the_model_reads_as_one_text_is_one() -> None:
     """gpt-oss makes its masks without a look at positions: its second text sees the first."""
     model, row = build("gpt_oss", sliding_window=64), packed(TEXTS)
-    found = statistics(model, [row], reach=4)
+    found = head_statistics(model, [row], reach=4)
     weights = recorded(model, row)["model.layers.0.self_attn"][0]
     assert weights[0, 0, -1, 0] > 0
     assert found.mass["first"][0] == pytest.approx(weights[0, :, :, 0].mean(-1).numpy(), abs=1e-6)
@@ -141,14 +140,17 @@ def test_texts_that_a_mask_of_pairs_tells_apart() -> None:
     model, row = build("llama"), packed(TEXTS)
     text = torch.tensor([number for number, text in enumerate(TEXTS) for _ in text])
     pairs = (text[:, None] == text) & torch.ones(len(text), len(text)).tril().bool()
-    equal(statistics(model, [{**row, "attention_mask": pairs[None, None]}], reach=4), statistics(model, [row], reach=4))
+    equal(
+        head_statistics(model, [{**row, "attention_mask": pairs[None, None]}], reach=4),
+        head_statistics(model, [row], reach=4),
+    )
 
 
 @pytest.mark.parametrize("tokens", [2, 31, 512])
 def test_the_compiled_scan_is_its_twin(tokens: int) -> None:
     model = build("llama")
     ids = torch.randint(3, 60, (2, tokens), generator=torch.Generator().manual_seed(0))
-    both = [statistics(model, [ids], key_sets={"some": [3, 4]}, implementation=each) for each in BOTH]
+    both = [head_statistics(model, [ids], key_sets={"some": [3, 4]}, implementation=each) for each in BOTH]
     equal(*both)
 
 
@@ -157,12 +159,14 @@ def test_threads_change_nothing(threads: str, monkeypatch: pytest.MonkeyPatch) -
     model = build("llama")
     ids = torch.randint(3, 60, (1, 300), generator=torch.Generator().manual_seed(0))
     monkeypatch.setenv("MANYHEADS_THREADS", threads)
-    equal(statistics(model, [ids], implementation="compiled"), statistics(model, [ids], implementation="torch"))
+    equal(
+        head_statistics(model, [ids], implementation="compiled"), head_statistics(model, [ids], implementation="torch")
+    )
 
 
 def test_chance_by_hand() -> None:
     """Tokens 5 6 5 6 read causally: each query sees i + 1 keys, and a head without preferences gives each 1 / (i + 1)."""
-    found = statistics(build("llama"), [torch.tensor([[5, 6, 5, 6]])], key_sets={"fives": [5]}, reach=3).chance
+    found = head_statistics(build("llama"), [torch.tensor([[5, 6, 5, 6]])], key_sets={"fives": [5]}, reach=3).chance
     assert found is not None
     right = {
         "self": Fraction(1 + Fraction(1, 2) + Fraction(1, 3) + Fraction(1, 4), 4),
@@ -184,7 +188,7 @@ def test_chance_by_hand() -> None:
 def test_o15_o16_figures_are_of_each_head() -> None:
     """Heads are not averaged: each differs, and their mean is that of the averaged weights."""
     model, batch = build("bert"), inputs("bert")
-    found = statistics(model, [batch])
+    found = head_statistics(model, [batch])
     weights = next(iter(recorded(model, batch).values()))[0]
     assert found.mass["first"].shape == (2, 6)
     assert len(set(found.mass["first"][0].round(6))) == 6
@@ -195,12 +199,12 @@ def test_o17_o20_in_training_mode_and_under_sdpa() -> None:
     """A model left in training: looked at in evaluation, or refused; a program's own forward has rows that sum to 1."""
     model = build("bert", attention="sdpa", attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.5)
     batch = inputs("bert")
-    quiet = statistics(model, [batch])
+    quiet = head_statistics(model, [batch])
     model.train()
-    equal(statistics(model, [batch]), quiet)
+    equal(head_statistics(model, [batch]), quiet)
     assert all(module.training for module in model.modules())
     with pytest.raises(BackendError, match="training mode"):
-        statistics(model, [batch], mode="refuse")
+        head_statistics(model, [batch], mode="refuse")
     recorder = Recorder(model)
     with opened(model, observers=[recorder]):
         recorder.read(batch)
@@ -234,10 +238,10 @@ def test_o87_o89_padding_changes_nothing(name: str, side: str) -> None:
     """Prompts of 3 and 7 tokens in one batch, padded on either side, against each alone: learned and rotary positions."""
     model, texts = build(name), [[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]]
     sets = {"some": [11, 21]}
-    alone = statistics(model, [torch.tensor([text]) for text in texts], key_sets=sets)
+    alone = head_statistics(model, [torch.tensor([text]) for text in texts], key_sets=sets)
     for implementation in BOTH:
         together = padded(texts, pad=model.config.pad_token_id or 0, side=side)
-        equal(statistics(model, [together], key_sets=sets, implementation=implementation), alone, atol=2e-5)
+        equal(head_statistics(model, [together], key_sets=sets, implementation=implementation), alone, atol=2e-5)
     assert alone.queries[0] == 10
 
 
@@ -273,8 +277,8 @@ def test_padding_of_both_sides_of_an_encoder_decoder() -> None:
     ]
     both = padded(texts, pad=0) | {f"decoder_{name}": x for name, x in padded(answers, pad=0).items()}
     equal(
-        statistics(model, [both], key_sets={"some": [11, 21]}),
-        statistics(model, one, key_sets={"some": [11, 21]}),
+        head_statistics(model, [both], key_sets={"some": [11, 21]}),
+        head_statistics(model, one, key_sets={"some": [11, 21]}),
         atol=2e-5,
     )
 
@@ -282,7 +286,7 @@ def test_padding_of_both_sides_of_an_encoder_decoder() -> None:
 def test_o88_a_mask_that_does_not_fit_is_refused() -> None:
     ids = torch.arange(3, 13).view(2, 5)
     with pytest.raises(ManyheadsError, match=r"attention_mask \(2, 4\) does not fit input_ids \(2, 5\)"):
-        statistics(build("llama"), [{"input_ids": ids, "attention_mask": torch.ones(2, 4)}])
+        head_statistics(build("llama"), [{"input_ids": ids, "attention_mask": torch.ones(2, 4)}])
 
 
 def test_o85_nothing_is_kept_of_a_batch() -> None:
@@ -320,15 +324,15 @@ _PEAK = (
 import sys, torch
 sys.path[:0] = {path!r}
 torch.set_num_threads(1)
-from manyheads.heads.statistics.measure import statistics
+from manyheads.heads.statistics import head_statistics
 from support.tiny_transformers import build
 model = build("llama", attention="sdpa", num_hidden_layers=1)
-statistics(model, [torch.ones(1, 64, dtype=torch.long)])
+head_statistics(model, [torch.ones(1, 64, dtype=torch.long)])
 ids = torch.randint(3, 60, (1, {tokens}))
 with torch.no_grad():
     model(ids, use_cache=False, logits_to_keep=1)
 before = peak_bytes()
-statistics(model, [ids])
+head_statistics(model, [ids])
 print(peak_bytes() - before)
 """
 )
@@ -347,7 +351,7 @@ def test_o18_o86_no_score_matrix_is_held(python: Any) -> None:
 def test_voita_s_criterion_can_be_read() -> None:
     """A head made to look one token back: its strongest key is there in every query that has one."""
     model = build("llama")
-    found = statistics(model, [torch.arange(3, 40)[None]], reach=4)
+    found = head_statistics(model, [torch.arange(3, 40)[None]], reach=4)
     assert found.top_offsets.sum(-1) == pytest.approx(np.ones((3, 6)))
     assert found.top_offsets[..., :4].sum() == 0  # causal: nothing ahead
     with pytest.raises(ManyheadsError, match="distance 4 was not told apart; valid: -3 to 3"):
@@ -355,7 +359,7 @@ def test_voita_s_criterion_can_be_read() -> None:
 
 
 def test_stacks_are_told_apart() -> None:
-    found = statistics(build("t5"), [inputs("t5")])
+    found = head_statistics(build("t5"), [inputs("t5")])
     assert found.stages == ("encoder", "decoder", "cross")
     assert [len(found.of(stage).places) for stage in found.stages] == [3, 2, 2]
     assert found.of("cross").chance.places == found.of("cross").places
@@ -366,11 +370,11 @@ def test_stacks_are_told_apart() -> None:
 
 def test_key_sets_as_functions() -> None:
     model, batch = build("bert"), inputs("bert")
-    by_ids = statistics(model, [batch], key_sets={"some": torch.arange(3, 30)})
-    by_function = statistics(model, [batch], key_sets={"some": lambda ids: (ids >= 3) & (ids < 30)})
+    by_ids = head_statistics(model, [batch], key_sets={"some": torch.arange(3, 30)})
+    by_function = head_statistics(model, [batch], key_sets={"some": lambda ids: (ids >= 3) & (ids < 30)})
     equal(by_ids, by_function)
     with pytest.raises(ManyheadsError, match=r"key set 'some' answered \(2,\); expected one boolean"):
-        statistics(model, [batch], key_sets={"some": lambda ids: ids.sum(-1) > 0})
+        head_statistics(model, [batch], key_sets={"some": lambda ids: ids.sum(-1) > 0})
 
 
 def test_windows_of_a_text() -> None:
@@ -399,34 +403,34 @@ def test_windows_of_a_text() -> None:
 )
 def test_bad_texts(batches: list[Any], message: str) -> None:
     with pytest.raises(ManyheadsError, match=message):
-        statistics(build("llama"), batches)
+        head_statistics(build("llama"), batches)
 
 
 def test_a_text_may_be_a_list_of_its_tokens() -> None:
     model = build("llama")
-    listed, tensor = (statistics(model, [given]) for given in ([5, 6, 7, 8], torch.tensor([[5, 6, 7, 8]])))
+    listed, tensor = (head_statistics(model, [given]) for given in ([5, 6, 7, 8], torch.tensor([[5, 6, 7, 8]])))
     np.testing.assert_array_equal(listed.entropy, tensor.entropy)
 
 
 def test_bad_requests() -> None:
     model, batch = build("llama"), inputs("llama")
     with pytest.raises(ManyheadsError, match="cannot be called 'self'"):
-        statistics(model, [batch], key_sets={"self": [1]})
+        head_statistics(model, [batch], key_sets={"self": [1]})
     with pytest.raises(ManyheadsError, match="reach 1"):
-        statistics(model, [batch], reach=1)
+        head_statistics(model, [batch], reach=1)
     with pytest.raises(BackendError, match="'fast' is not one of auto, torch, compiled"):
-        statistics(model, [batch], implementation="fast")
+        head_statistics(model, [batch], implementation="fast")
     with pytest.raises(BackendError, match="FalconForCausalLM"):
-        statistics(build("falcon-7b"), [batch])
+        head_statistics(build("falcon-7b"), [batch])
     with pytest.raises(BackendError, match="computes in float32, and the model is in float64"):
-        statistics(build("llama", dtype=torch.float64), [batch], implementation="compiled")
+        head_statistics(build("llama", dtype=torch.float64), [batch], implementation="compiled")
 
 
 def test_float64_models_and_bfloat16_ones_are_seen() -> None:
     batch = inputs("gpt2")
-    exact = statistics(build("gpt2", dtype=torch.float64), [batch])
-    equal(statistics(build("gpt2"), [batch]), exact, atol=1e-5)
-    rounded = statistics(build("gpt2", dtype=torch.bfloat16), [batch])
+    exact = head_statistics(build("gpt2", dtype=torch.float64), [batch])
+    equal(head_statistics(build("gpt2"), [batch]), exact, atol=1e-5)
+    rounded = head_statistics(build("gpt2", dtype=torch.bfloat16), [batch])
     assert rounded.entropy == pytest.approx(exact.entropy, abs=0.1)
 
 
@@ -435,7 +439,7 @@ def test_autocast_does_not_reach_the_figures() -> None:
     model, batch = build("gpt2"), inputs("gpt2")
     seen: list[torch.Tensor] = []
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = statistics(model, [batch])
+        found = head_statistics(model, [batch])
         with opened(model, observers=[lambda call, out: seen.append(call.weights().float())]), torch.no_grad():
             model(**batch)
     assert found.mass["first"][0] == pytest.approx(seen[0][..., 0].mean((0, 2)).numpy(), abs=2e-3)
@@ -446,14 +450,14 @@ def test_a_decoder_s_own_tokens_are_never_guessed() -> None:
     """Where the decoder's ids are not given by name, nothing is said of duplicates in it; the encoder's are not taken."""
     model = build("t5", decoder_start_token_id=1, pad_token_id=0)
     ids = torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(0))
-    found = statistics(model, [{"input_ids": ids, "labels": ids}])
+    found = head_statistics(model, [{"input_ids": ids, "labels": ids}])
     assert np.isnan(found.of("decoder").mass["duplicate"]).all()
     assert not np.isnan(found.of("encoder").mass["duplicate"]).any()
     assert not np.isnan(found.of("decoder").mass["previous"]).any()
 
 
 def test_results_are_frozen() -> None:
-    found = statistics(build("llama"), inputs("llama"))
+    found = head_statistics(build("llama"), inputs("llama"))
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.reach = 3  # type: ignore[misc]
 
@@ -463,7 +467,7 @@ def test_smollm2_by_full_matrices(smollm2: Any) -> None:
     """Sinks and induction of a trained model: 256 random tokens twice, against the whole matrices of two layers."""
     block = torch.randint(0, 49_000, (1, 256), generator=torch.Generator().manual_seed(0))
     ids = torch.cat((block, block), 1)
-    found, full = statistics(smollm2.model, [ids]), {}
+    found, full = head_statistics(smollm2.model, [ids]), {}
     with (
         opened(
             smollm2.model,

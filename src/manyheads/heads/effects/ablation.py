@@ -26,7 +26,7 @@ from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 from manyheads.quoting import shown
 
-__all__ = ["METHODS", "UNITS", "Removal", "ablation", "removal_curve", "without"]
+__all__ = ["METHODS", "UNITS", "Removal", "ablate_heads", "ablated", "removal_curve"]
 
 UNITS = ("head", "group")
 """What is taken away at once: a query head, or all query heads that share a key/value head."""
@@ -34,7 +34,7 @@ UNITS = ("head", "group")
 Say = Callable[[int, int], None]
 
 
-def ablation(
+def ablate_heads(
     model: Any,
     batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
     *,
@@ -117,7 +117,7 @@ def removal_curve(
 
 
 @contextmanager
-def without(model: Any, heads: Heads, *, instead: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+def ablated(model: Any, heads: Heads, *, instead: Mapping[str, Tensor] | None = None) -> Iterator[None]:
     """The model as if `heads` gave nothing, or `instead` {path: means (h, v)}, while the context is open.
 
     The same as zeroing their columns of the output projection. ManyheadsError for a layer that does not exist, and at the

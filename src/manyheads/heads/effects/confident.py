@@ -22,15 +22,15 @@ import numpy as np
 from torch import Tensor
 
 from manyheads.heads.address import Head
-from manyheads.heads.effects.expected import Expected, expected
+from manyheads.heads.effects.expected import Expected, expected_changes
 from manyheads.heads.effects.metrics import Batch, Metric, as_batches
 from manyheads.heads.effects.removing import Removing, mean_outputs
-from manyheads.heads.effects.two_phase import two_phase
+from manyheads.heads.effects.two_phase import two_phase_estimate
 from manyheads.heads.modules import Place
 from manyheads.heads.progress import Pace
 from manyheads.heads.significance import benjamini_hochberg
 
-__all__ = ["FDR", "SECONDS", "Budget", "Effects", "Texts", "effects"]
+__all__ = ["FDR", "SECONDS", "Budget", "Effects", "Texts", "head_effects"]
 
 FDR = 0.05
 SECONDS = 180.0
@@ -112,7 +112,7 @@ class Effects:
         return found
 
 
-def effects(
+def head_effects(
     model: Any, texts: Texts, *, metric: Metric | None = None, first_order: bool = True, every: bool = False,
     budget: Budget | None = None, pace: Pace | None = None,
 ) -> Effects:  # fmt: skip
@@ -163,7 +163,7 @@ class _Work:
             f"what each head is expected to cost, to first order: one backward pass on each of {count} windows"
         )
         given = [*self._windows, *self._short]
-        self._first = expected(self._model, given, metric=self._metric, say=self._pace.counted("windows"))
+        self._first = expected_changes(self._model, given, metric=self._metric, say=self._pace.counted("windows"))
         self._means = self._first.means
         self._estimates = self._columns(self._first.rises)
 
@@ -268,7 +268,7 @@ class _Work:
         for which, estimates, measured, at in parts:
             if which.any():
                 given = estimates[:, which] if known else measured[:, which]
-                found = two_phase(given, measured[:, which], at if known else range(len(measured)))
+                found = two_phase_estimate(given, measured[:, which], at if known else range(len(measured)))
                 loss[which] = found.means
                 low[which], high[which] = found.interval
                 if which is whole:

@@ -24,7 +24,7 @@ from manyheads.heads.modules import Place, Placing, table
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 
-__all__ = ["Expected", "expected"]
+__all__ = ["Expected", "expected_changes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class _Nudged:
         return nudged.to(out.dtype)
 
 
-def expected(
+def expected_changes(
     model: Any, batches: Sequence[Batch], *, metric: Metric | None = None, say: Callable[[int, int], None] = lambda *_: None
 ) -> Expected:  # fmt: skip
     """The first-order estimates of all heads on each of `batches`, in evaluation mode.

@@ -18,11 +18,11 @@ from manyheads.heads.address import Head
 from manyheads.heads.effects.metrics import Batch, Metric, as_batches
 from manyheads.heads.effects.removing import Job, Removing
 from manyheads.heads.effects.replacing import has_first
-from manyheads.heads.effects.two_phase import two_phase
+from manyheads.heads.effects.two_phase import two_phase_estimate
 from manyheads.heads.modules import Place
 from manyheads.heads.progress import Pace
 
-__all__ = ["AtFirst", "first_position"]
+__all__ = ["AtFirst", "first_position_effects"]
 
 _LAYERS = 2
 
@@ -43,7 +43,7 @@ class AtFirst:
     by_half: tuple[float, float]
 
 
-def first_position(
+def first_position_effects(
     model: Any, batches: Sequence[Batch], halves: Sequence[int], *, means: Mapping[str, Tensor], metric: Metric | None = None,
     pace: Pace | None = None,
 ) -> tuple[AtFirst, ...]:  # fmt: skip
@@ -79,7 +79,7 @@ def _added(run: Removing, jobs: Sequence[Job], count: int, pace: Pace | None) ->
 
 
 def _told(place: Place, number: int, rises: np.ndarray, halves: Sequence[int]) -> AtFirst:
-    found = two_phase(rises[:, None], rises[:, None], range(len(rises)))
+    found = two_phase_estimate(rises[:, None], rises[:, None], range(len(rises)))
     low, high = (float(end[0]) for end in found.interval)
     half = np.array(halves)
     return AtFirst(

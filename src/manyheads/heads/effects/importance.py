@@ -1,7 +1,7 @@
 """How much each head matters to the loss: in one backward pass, or by taking each away.
 
-    importance(model, batches)                  Michel's first-order score of every head
-    importance(model, batches, method="mean")   what the loss rises by when each head gives its mean instead
+    head_importance(model, batches)                  Michel's first-order score of every head
+    head_importance(model, batches, method="mean")   what the loss rises by when each head gives its mean instead
 
 The first-order score of a head is the mean over sequences of |dL/dg|, g being a factor of 1 on its output: the
 derivative is <out, dL/dout>, so no second pass is needed (arXiv 1905.10650, equation 2).
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Heads
-from manyheads.heads.effects.ablation import METHODS, ablation
+from manyheads.heads.effects.ablation import METHODS, ablate_heads
 from manyheads.heads.effects.metrics import Batch, Metric, as_batches, measured, metric_of
 from manyheads.heads.effects.scores import Importance, rank_correlation
 from manyheads.heads.modules import Place, Placing, select, table
@@ -27,12 +27,12 @@ from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 from manyheads.quoting import shown
 
-__all__ = ["FIRST_ORDER", "Importance", "asking", "backward", "frozen", "importance", "rank_correlation"]
+__all__ = ["FIRST_ORDER", "Importance", "asking", "backward", "frozen", "head_importance", "rank_correlation"]
 
 FIRST_ORDER = "first-order"
 
 
-def importance(
+def head_importance(
     model: Any,
     batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
     *,
@@ -61,7 +61,7 @@ def importance(
         return _first_order(model, given, metric, heads, mode, say)
     if method not in METHODS:
         raise ManyheadsError(f"method {shown(method)} is not one of {FIRST_ORDER}, {', '.join(METHODS)}")
-    return ablation(model, given, how=method, metric=metric, heads=heads, say=say)
+    return ablate_heads(model, given, how=method, metric=metric, heads=heads, say=say)
 
 
 class _Ones:

@@ -1,7 +1,7 @@
 """What a model can be judged by on plain text, of whatever kind it is: batches, and the loss on them.
 
-    judge = objective(model, tokenizer, around=frame(tokenizer))
-    importance(model, judge.batches([ids[:128], ids[128:256]]), metric=judge.metric)
+    judge = text_objective(model, tokenizer, around=frame(tokenizer))
+    head_importance(model, judge.batches([ids[:128], ids[128:256]]), metric=judge.metric)
 
 | model | objective | asked |
 |---|---|---|
@@ -38,10 +38,10 @@ from manyheads.heads.effects.metrics import (
     next_token_loss,
     summed_cross_entropy,
 )
-from manyheads.heads.pruning.remove import describe
+from manyheads.heads.pruning import describe
 from manyheads.models.door.door import opened
 
-__all__ = ["DRIFT", "HIDDEN_SHARE", "Objective", "objective", "reads_with_decoder"]
+__all__ = ["DRIFT", "HIDDEN_SHARE", "Objective", "reads_with_decoder", "text_objective"]
 
 HIDDEN_SHARE = 0.15
 """Of the tokens of a window, as in BERT's training (arXiv 1810.04805, section 3.1) and T5's (arXiv 1910.10683, 3.1.4)."""
@@ -88,7 +88,7 @@ class Objective:
             )
 
 
-def objective(model: Any, tokenizer: Any, *, around: Frame, seed: int = 0) -> Objective:
+def text_objective(model: Any, tokenizer: Any, *, around: Frame, seed: int = 0) -> Objective:
     """The objective for a model of transformers that reads tokens; `around`: what stands around each window.
 
     Raises ManyheadsError, one line, for a model that reads no tokens, and a masked one whose tokenizer has no mask token.

@@ -15,7 +15,7 @@ from manyheads.heads.address import OneHead
 from manyheads.heads.effects.metrics import Metric, as_batches
 from manyheads.heads.effects.removing import Removing
 
-__all__ = ["DRAWS", "Removable", "crossing", "removable"]
+__all__ = ["DRAWS", "Removable", "count_removable", "crossing"]
 
 DRAWS = 1_000
 _SHARES = (64, 16, 8, 4, 2, 1)
@@ -45,7 +45,7 @@ class Removable:
     losses: tuple[float, ...]
 
 
-def removable(
+def count_removable(
     model: Any, batches: Sequence[Tensor], order: Sequence[OneHead], *, how: str = "zero", share: float = 0.01,
     metric: Metric | None = None, seed: int = 0, say: Callable[[], None] = lambda: None,
 ) -> Removable:  # fmt: skip

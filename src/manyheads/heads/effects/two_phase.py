@@ -15,7 +15,7 @@ import numpy as np
 
 from manyheads.heads.significance import student_quantile, student_tail
 
-__all__ = ["Estimate", "two_phase"]
+__all__ = ["Estimate", "two_phase_estimate"]
 
 _SAME = 1e-12
 
@@ -49,7 +49,7 @@ class Estimate:
         return found
 
 
-def two_phase(estimated: np.ndarray, measured: np.ndarray, which: Sequence[int]) -> Estimate:
+def two_phase_estimate(estimated: np.ndarray, measured: np.ndarray, which: Sequence[int]) -> Estimate:
     """Means over texts (axis 0) of `measured` (n, things), taken on the texts `which` of the `estimated` (N, things).
 
     Variance: s²(estimated) / N + s²(measured - estimated) / n + 2 s(estimated, measured - estimated) / N, the last term only

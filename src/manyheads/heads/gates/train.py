@@ -26,9 +26,7 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
-from manyheads.heads.effects.importance import asking, frozen
-from manyheads.heads.effects.metrics import Batch, Metric, as_batches, measured, metric_of
-from manyheads.heads.effects.scores import Importance
+from manyheads.heads.effects import Batch, Importance, Metric, as_batches, asking, frozen, measured, metric_of
 from manyheads.heads.gates.hard_concrete import drawn, likely, open_probability
 from manyheads.heads.modules import Place, Placing, table
 from manyheads.models.door.attentions import find_attentions

@@ -20,18 +20,12 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head, parse_head
 from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.batches import windows
-from manyheads.heads.effects.confident import FDR
-from manyheads.heads.effects.importance import importance
-from manyheads.heads.effects.objective import objective, reads_with_decoder
-from manyheads.heads.effects.scores import Importance
+from manyheads.heads.effects import FDR, Importance, head_importance, reads_with_decoder, text_objective
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.modules import place_of
 from manyheads.heads.progress import Pace
-from manyheads.heads.roles.conllu import Sentence, read_conllu
-from manyheads.heads.roles.detect import RoleReport, roles
-from manyheads.heads.roles.evidence import LEAST_EFFECT
-from manyheads.heads.roles.text_scores import vocabulary
-from manyheads.heads.statistics.measure import HeadStatistics, statistics
+from manyheads.heads.roles import LEAST_EFFECT, RoleReport, Sentence, head_roles, read_conllu, token_kinds
+from manyheads.heads.statistics import HeadStatistics, head_statistics
 from manyheads.heads.watching import longest_text
 from manyheads.models.load.model import Loaded, check_runnable, hushed, load_model
 from manyheads.models.load.text import Reading
@@ -120,16 +114,16 @@ def _told(
 ) -> tuple[dict[str, Any], list[int], Frame]:
     ids, goes_on, around = _text(request, name, loaded)
     # The two ends of a short batch: enough to know which heads there are, before anything takes long.
-    two = statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2)
+    two = head_statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2)
     one = None if one is None else _there(two, one)
     width = longest_text(loaded.model, request.window + len(around.before) + len(around.after))
     width -= len(around.before) + len(around.after)
     parts = [reads_with_decoder(loaded.model, x) for x in windows(ids, width, before=around.before, after=around.after)]
-    words = vocabulary(loaded.tokenizer, ids, marks=(*around.before[1:], *around.after))
+    words = token_kinds(loaded.tokenizer, ids, marks=(*around.before[1:], *around.after))
     sets = {"delimiters": sorted(words.delimiters), "rare": sorted(words.rare)}
     say(f"reading {len(ids):,} tokens in {len(parts)} windows")
     told = Pace(say).counted("windows")
-    found = statistics(loaded.model, parts, key_sets=sets, say=lambda done: told(done, len(parts)))
+    found = head_statistics(loaded.model, parts, key_sets=sets, say=lambda done: told(done, len(parts)))
     tested, why_no_roles = _roles(request, loaded, ids, sentences, say)
     scores, about, why_no_scores = _importance(request, loaded, ids, width, around, say)
     return {
@@ -152,7 +146,7 @@ def _text(request: Request, name: str, loaded: Loaded) -> tuple[list[int], bool,
         raise ManyheadsError(f"{name}: {loaded.without_tokenizer}, so it cannot be shown a text")
     if loaded.model.main_input_name != "input_ids":
         raise ManyheadsError(
-            f"{name} reads {loaded.model.main_input_name}, no text; manyheads.heads.statistics.measure.statistics takes batches of it"
+            f"{name} reads {loaded.model.main_input_name}, no text; manyheads.heads.statistics.head_statistics takes batches of it"
         )
     ids, goes_on = first_tokens(loaded.tokenizer, request.reading, request.tokens)
     known = int(loaded.model.get_input_embeddings().weight.shape[0])
@@ -210,7 +204,7 @@ def _roles(
         return None, "not asked for"
     try:
         text = loaded.tokenizer.decode(ids)
-        return roles(
+        return head_roles(
             loaded.model, loaded.tokenizer, texts=[text], conllu=sentences, seed=request.seed,
             bos=request.bos, least_effect=request.least_effect, say=say,
         ), ""  # fmt: skip
@@ -227,7 +221,7 @@ def _importance(
     if request.importance == "none":
         return None, {}, "not asked for"
     try:
-        judge = objective(loaded.model, loaded.tokenizer, around=around, seed=request.seed)
+        judge = text_objective(loaded.model, loaded.tokenizer, around=around, seed=request.seed)
         judge.check(request.importance)
         rows = [ids[start : start + width] for start in range(0, len(ids), width)]
         parts = judge.batches(row for row in rows if len(row) > 1)
@@ -235,7 +229,7 @@ def _importance(
         return None, {}, str(error)
     say(f"importance: {request.importance}, for {judge.name}")
     told = Pace(say).counted("passes")
-    scores = importance(loaded.model, parts, metric=judge.metric, method=request.importance, say=told)
+    scores = head_importance(loaded.model, parts, metric=judge.metric, method=request.importance, say=told)
     return scores, judge.as_json(), ""
 
 

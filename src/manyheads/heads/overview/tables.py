@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from manyheads.heads.left_out import left_out_notes
-from manyheads.heads.roles.evidence import SINK
+from manyheads.heads.roles import SINK
 from manyheads.heads.roles.tables import ORDER, by_reason, controls, correction, counted, role_name, two
 from manyheads.models.scoring import GOES_ON
 from manyheads.report.value import Column, Report, Table

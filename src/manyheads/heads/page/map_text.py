@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.alignment import Frame
-from manyheads.heads.effects.objective import reads_with_decoder
+from manyheads.heads.effects import reads_with_decoder
 from manyheads.heads.page.widgets import token_texts
 from manyheads.models.load.model import Loaded
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from manyheads.checkpoints.pruned import LayerHeads
 from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.address import Head
-from manyheads.heads.effects.loss_change import Change, loss_change
-from manyheads.heads.effects.metrics import Metric
+from manyheads.heads.effects import Metric
 from manyheads.heads.progress import Pace
+from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
 from manyheads.heads.pruning.plan import main_stage, now_held, stage_name, units
 from manyheads.heads.pruning.remove import Described, describe, mask
 from manyheads.quoting import shown
@@ -32,11 +32,11 @@ __all__ = [
     "Choice",
     "InitComparison",
     "budget_heads",
-    "choose",
+    "choose_heads",
     "closed_by_gates",
     "compare_with_init",
-    "fresh",
     "losses",
+    "reinitialised",
     "room_for",
 ]
 
@@ -48,7 +48,7 @@ _HOW = {
 }
 
 if TYPE_CHECKING:
-    from manyheads.heads.gates.train import Gates
+    from manyheads.heads.gates import Gates
 
 Batches = Sequence[Mapping[str, Any] | Tensor | Sequence[int]]
 Say = Callable[[str], None]
@@ -71,9 +71,9 @@ class InitComparison:
             named by hand
     """
 
-    trained: Change
-    same: Change
-    own: Change | None
+    trained: LossChange
+    same: LossChange
+    own: LossChange | None
     seed: int
 
 
@@ -118,13 +118,13 @@ def room_for(held: Mapping[tuple[str, int], LayerHeads], *, whole_groups: bool =
     return smallest, most, f"groups of {smallest}" if whole_groups else "heads"
 
 
-def choose(
+def choose_heads(
     model: Any, batches: Batches, budget: int, *, method: str = "first-order", whole_groups: bool = False, rounds: int = 8,
     by_layer: bool = False, metric: Metric | None = None, say: Say = lambda _: None,
 ) -> Choice:  # fmt: skip
     """The `budget` heads that matter least on `batches`, found greedily: importance is asked again after each round.
 
-    method        of `heads.effects.importance.importance`: "first-order", "zero", "mean" or "resample"
+    method        of `heads.effects.head_importance`: "first-order", "zero", "mean" or "resample"
     whole_groups  all queries of a key/value head go together, so that the cache shrinks; the budget is not exceeded, and
                   what is left of it that no whole group fits into stays. Ablation takes the whole group away at once, and
                   its score is shared out among its heads; first-order scores of heads are added up
@@ -164,17 +164,16 @@ def _scores(
 ) -> dict[Head, float]:  # fmt: skip
     """The importance of every working head by its original number, with the heads of `gone` masked; its share of that of
     its whole group where this was measured."""
-    from manyheads.heads.effects.ablation import METHODS, ablation
-    from manyheads.heads.effects.importance import importance
+    from manyheads.heads.effects import METHODS, ablate_heads, head_importance
     from manyheads.models.door.door import opened
 
     gates = [mask(model, gone)] if gone else []
     counted = Pace(say).counted("passes")
     with opened(model, gates=gates):
         if whole_groups and method in METHODS:
-            found = ablation(model, batches, how=method, metric=metric, unit="group", say=counted)
+            found = ablate_heads(model, batches, how=method, metric=metric, unit="group", say=counted)
         else:
-            found = importance(model, batches, metric=metric, method=method, say=counted)
+            found = head_importance(model, batches, metric=metric, method=method, say=counted)
     table = found.normalised() if by_layer else found.scores
     held, main = now_held(known.stated, known.before), main_stage(known.stated)
     scores = {}
@@ -203,7 +202,7 @@ def _least(
 
 
 def closed_by_gates(gates: Gates) -> Choice:
-    """The heads that trained gates (`heads.gates.train.train_gates`) closed, by their original numbers.
+    """The heads that trained gates (`heads.gates.train_gates`) closed, by their original numbers.
 
     Raises ManyheadsError where none is closed, and says whether they had the time to.
     """
@@ -215,12 +214,12 @@ def closed_by_gates(gates: Gates) -> Choice:
 
 
 def losses(model: Any, batches: Batches, heads: Sequence[Head], *, metric: Metric | None = None) -> tuple[float, float]:
-    """The mean loss of `model` on `batches` as it is, and with `heads` masked; `heads.effects.loss_change.loss_change` has an interval."""
-    found = loss_change(model, batches, heads, metric=metric)
+    """The mean loss of `model` on `batches` as it is, and with `heads` masked; `heads.pruning.measure_loss_change` has an interval."""
+    found = measure_loss_change(model, batches, heads, metric=metric)
     return found.before, found.after
 
 
-def fresh(model: Any, *, seed: int = 0) -> Any:
+def reinitialised(model: Any, *, seed: int = 0) -> Any:
     """The same architecture with the weights that transformers starts training with, on the same device and in its type.
 
     Raises ConversionError for a model whose layers have different counts, which its class does not build.
@@ -239,7 +238,7 @@ def fresh(model: Any, *, seed: int = 0) -> Any:
 
 def compare_with_init(
     model: Any, judged: Batches, heads: Sequence[Head], *, again: Callable[[Any], Sequence[Head]] | None = None,
-    trained: Change | None = None, seed: int = 0, metric: Metric | None = None, say: Say = lambda _: None,
+    trained: LossChange | None = None, seed: int = 0, metric: Metric | None = None, say: Say = lambda _: None,
 ) -> InitComparison:  # fmt: skip
     """The pruning repeated on the same architecture at initialisation, nothing trained afterwards.
 
@@ -247,9 +246,9 @@ def compare_with_init(
     again    chooses heads on a model, as they were chosen on this one; None where they were named by hand
     trained  what was measured of `model` itself, None: it is measured here
     """
-    trained = trained or loss_change(model, judged, heads, metric=metric)
+    trained = trained or measure_loss_change(model, judged, heads, metric=metric)
     say("the same architecture at initialisation")
-    new = fresh(model, seed=seed)
-    same = loss_change(new, judged, heads, metric=metric)
-    own = loss_change(new, judged, again(new), metric=metric) if again is not None else None
+    new = reinitialised(model, seed=seed)
+    same = measure_loss_change(new, judged, heads, metric=metric)
+    own = measure_loss_change(new, judged, again(new), metric=metric) if again is not None else None
     return InitComparison(trained, same, own, seed)

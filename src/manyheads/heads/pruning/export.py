@@ -1,6 +1,6 @@
 """A model without some of its heads, written as a folder: in a form that stock transformers loads, where there is one.
 
-    export("path/to/model", {0: (1, 3)}, "smaller")
+    export_pruned("path/to/model", {0: (1, 3)}, "smaller")
 
 The folder is checked before it appears: loaded as its user will load it, it must give the logits of the model whose heads
 are masked. Beside weights, configuration and tokenizer stand pruning.json, which says what was done and what it saves, and
@@ -47,7 +47,7 @@ from manyheads.report.parts import part_folder
 from manyheads.spec.inventory import weights
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["TOLERANCE", "Exported", "bytes_of", "export", "load_pruned"]
+__all__ = ["TOLERANCE", "Exported", "bytes_of", "export_pruned", "load_pruned"]
 
 TOLERANCE = 1e-5
 """How far logits may lie from the masked model's, as a share of the largest one where that is above 1."""
@@ -89,7 +89,7 @@ class Exported:
         return f"Exported({len(self.plan.new)} heads removed, {self.form.name} form in {self.folder}: {told}, {cache})"
 
 
-def export(
+def export_pruned(
     source: str | os.PathLike[str],
     heads: Heads,
     folder: str | os.PathLike[str],

@@ -58,7 +58,7 @@ def card(found: Exported, source: Source, choice: Mapping[str, Any]) -> str:
     """README.md, with the licence in front as cards of models have it."""
     kind = next(iter(found.form.settings.get("architectures") or ()), "AutoModel")
     load = (
-        'from manyheads.heads.pruning.export import load_pruned\n\nmodel = load_pruned("path/to/this/folder").model'
+        'from manyheads.heads.pruning import load_pruned\n\nmodel = load_pruned("path/to/this/folder").model'
         if found.form.name == "compact"
         else f'from transformers import {kind}\n\nmodel = {kind}.from_pretrained("path/to/this/folder")'
     )

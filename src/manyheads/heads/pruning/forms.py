@@ -3,7 +3,7 @@
 uniform  every layer with the same, smaller counts: a stock class of transformers loads it. Of a Llama whose counts
          its own class refuses, the Mistral class, which computes the same
 padded   the counts as they were, zeros where heads went: loads anywhere, saves nothing
-compact  every layer as small as it can be: saves the most, and only `heads.pruning.export.load_pruned` loads it
+compact  every layer as small as it can be: saves the most, and only `heads.pruning.load_pruned` loads it
 """
 
 from __future__ import annotations

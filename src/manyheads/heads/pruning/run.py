@@ -17,13 +17,12 @@ from manyheads.checkpoints.reading import Checkpoint, open_model
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import parse_staged
 from manyheads.heads.alignment import frame
-from manyheads.heads.effects.loss_change import Change, loss_change
-from manyheads.heads.effects.metrics import Metric
-from manyheads.heads.effects.objective import DRIFT, Objective, objective
+from manyheads.heads.effects import DRIFT, Metric, Objective, text_objective
 from manyheads.heads.progress import Pace
 from manyheads.heads.pruning import choose as choosing
-from manyheads.heads.pruning.export import Exported, bytes_of, export
+from manyheads.heads.pruning.export import Exported, bytes_of, export_pruned
 from manyheads.heads.pruning.forms import about_removing, choose_form, stated_stack
+from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
 from manyheads.heads.pruning.plan import Plan, head_counts, make_plan, now_held
 from manyheads.heads.pruning.remove import Described, by_stage, describe
 from manyheads.heads.pruning.saving import completing, heads_text, why_nothing
@@ -119,7 +118,7 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
     told = _told(request, checkpoint, loaded, known, choice, plan) | _room(request, checkpoint, known, plan)
     told["losses"] = _losses(request, loaded.model, choice, text, say)
     if request.output:
-        written = export(
+        written = export_pruned(
             request.model, choice.heads, request.output, form=request.form, loaded=loaded, choice=told, seed=request.seed,
             say=say,
         )  # fmt: skip
@@ -163,7 +162,7 @@ def _text(request: Request, loaded: Loaded) -> _Text:
         return _Text(reason=loaded.without_tokenizer)
     around = frame(tokenizer)
     try:
-        judge = objective(model, tokenizer, around=around, seed=request.seed)
+        judge = text_objective(model, tokenizer, around=around, seed=request.seed)
     except ManyheadsError as error:
         return _Text(reason=str(error))
     named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
@@ -208,7 +207,7 @@ def _choice(
 def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.Choice:
     """Heads chosen by importance or gates on the first half of the text, on whichever model."""
     if request.method == GATES:
-        from manyheads.heads.gates.train import train_gates
+        from manyheads.heads.gates import train_gates
 
         say(f"training gates for {request.steps} steps")
         gates = train_gates(
@@ -217,7 +216,7 @@ def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.
         )  # fmt: skip
         return choosing.closed_by_gates(gates)
     known = describe(model)
-    return choosing.choose(
+    return choosing.choose_heads(
         model, text.choosing, _budget(request, now_held(known.stated, known.before)), method=request.method,
         whole_groups=request.whole_groups, rounds=request.rounds, metric=text.metric, say=say,
     )  # fmt: skip
@@ -280,7 +279,7 @@ def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, 
     if text.judge is None:
         return {"reason": text.reason}
     say("measuring the loss with and without these heads")
-    found = loss_change(model, text.judging, choice.heads, metric=text.metric)
+    found = measure_loss_change(model, text.judging, choice.heads, metric=text.metric)
     tokens = sum(int(batch["input_ids"].numel()) for batch in text.judging)
     told: dict[str, Any] = {
         "reason": "", "text": request.reading.name, "text_sha256": request.reading.sha256, "tokens": tokens,
@@ -304,7 +303,7 @@ def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, 
     return told
 
 
-def _change(found: Change) -> dict[str, Any]:
+def _change(found: LossChange) -> dict[str, Any]:
     interval = found.interval
     return {
         "before": found.before, "after": found.after, "change": found.change,

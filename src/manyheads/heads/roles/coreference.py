@@ -23,7 +23,7 @@ from manyheads.heads.address import Head
 from manyheads.heads.alignment import Aligned, Frame, align
 from manyheads.heads.watching import Batch, Look, longest_text, watch
 
-__all__ = ["KINDS", "UNITS", "Reading", "coreference", "readings"]
+__all__ = ["KINDS", "UNITS", "Reading", "coreference_scores", "readings"]
 
 KINDS = ("he, she", "it, they")
 """The pronouns of each kind of sentences; an antecedent is looked for in both."""
@@ -119,7 +119,7 @@ def _split(template: str) -> tuple[str, str, str, str]:
     return before, between, middle, after
 
 
-def coreference(model: Any, tokenizer: Any, *, around: Frame = Frame()) -> tuple[tuple[Head, ...], np.ndarray]:  # noqa: B008
+def coreference_scores(model: Any, tokenizer: Any, *, around: Frame = Frame()) -> tuple[tuple[Head, ...], np.ndarray]:  # noqa: B008
     """(heads, array (units, kinds, heads, 2)): the weight from the pronoun to its antecedent, and to the distractor; NaN where the
     tokenizer makes no piece of one of the three words, or where the model cannot read so many tokens; no heads where it can read
     none of the sentences.

@@ -1,6 +1,6 @@
 """What each head does: detectors, each with a control, an interval, and a verdict corrected for the number of tests.
 
-    report = roles(model, tokenizer, texts=[text])
+    report = head_roles(model, tokenizer, texts=[text])
     report.label(Head(17, 3))          # "induction"; "" where no role beats its control
     report.clearest("induction")       # the heads that have the role, the clearest first
 
@@ -22,7 +22,7 @@ from manyheads.heads.address import Head, OneHead, address, format_head
 from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.roles.conllu import Sentence, read_conllu
-from manyheads.heads.roles.coreference import KINDS, coreference
+from manyheads.heads.roles.coreference import KINDS, coreference_scores
 from manyheads.heads.roles.evidence import (
     HOLDS,
     LEAST_EFFECT,
@@ -34,7 +34,7 @@ from manyheads.heads.roles.evidence import (
     from_units,
     weaker,
 )
-from manyheads.heads.roles.induction import induction
+from manyheads.heads.roles.induction import induction_scores
 from manyheads.heads.roles.on_text import POSITIONAL_SHARE, WINDOW_TOKENS, WITHOUT, cut, text_roles, unread
 from manyheads.heads.roles.syntax import DIRECTIONS, LEAST_INSTANCES, RelationScores, collect, judge, too_rare
 from manyheads.heads.watching import longest_text
@@ -42,7 +42,7 @@ from manyheads.models.scoring import token_ids
 from manyheads.quoting import shown
 from manyheads.report.jsonform import finite
 
-__all__ = ["POSITIONAL_SHARE", "Role", "RoleReport", "roles"]
+__all__ = ["POSITIONAL_SHARE", "Role", "RoleReport", "head_roles"]
 
 Say = Callable[[str], None]
 
@@ -138,7 +138,7 @@ def _evidence_json(one: Evidence) -> dict[str, Any]:
     return {"role": one.name, "score_is": one.what, "control": one.control, "units": one.units, "heads": rows}
 
 
-def roles(
+def head_roles(
     model: Any,
     tokenizer: Any,
     *,
@@ -180,7 +180,7 @@ def roles(
     say(f"roles: {len(windows)} windows of {width} tokens")
     found, not_tested = text_roles(model, tokenizer, ids=ids, windows=windows, around=around, seed=seed)
     say("roles: induction, on blocks of random tokens")
-    heads, scores = induction(model, tokenizer, around=around, seed=seed)
+    heads, scores = induction_scores(model, tokenizer, around=around, seed=seed)
     found.append(from_units("induction", heads, scores, seed=seed, what="attention to the token after one's like",
                             control="two different blocks"))  # fmt: skip
     say("roles: coreference, on template sentences")
@@ -204,7 +204,7 @@ def _coreference(
 ) -> tuple[Evidence, tuple[LeftOut, ...]]:  # fmt: skip
     """Coreference, which must show in each kind of pronouns; the templates that could not be read."""
     what, control = "attention from a pronoun to its antecedent", "the distractor"
-    heads, scores = coreference(model, tokenizer, around=around)
+    heads, scores = coreference_scores(model, tokenizer, around=around)
     kinds = {
         kind: from_units("coreference", heads, scores[:, at], seed=seed, what=what, control=control)
         for at, kind in enumerate(KINDS)

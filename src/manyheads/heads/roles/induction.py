@@ -19,7 +19,7 @@ from manyheads.heads.address import Head
 from manyheads.heads.alignment import Frame
 from manyheads.heads.watching import Batch, Look, longest_text, watch
 
-__all__ = ["BLOCK_TOKENS", "SEQUENCES", "induction", "random_tokens"]
+__all__ = ["BLOCK_TOKENS", "SEQUENCES", "induction_scores", "random_tokens"]
 
 BLOCK_TOKENS = 48
 SEQUENCES = 16
@@ -40,7 +40,7 @@ def random_tokens(tokenizer: Any, count: int, *, rng: random.Random, most: int |
     return drawn
 
 
-def induction(
+def induction_scores(
     model: Any,
     tokenizer: Any,
     *,

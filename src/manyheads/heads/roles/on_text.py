@@ -20,10 +20,10 @@ from manyheads.heads.roles.text_scores import (
     TEXT_MEASURES,
     WIDTHS,
     TokenFigures,
-    Vocabulary,
+    TokenKinds,
     measure_text,
+    token_kinds,
     tokens_apart,
-    vocabulary,
 )
 from manyheads.heads.roles.token_types import LEAST_TYPES, above_p, delimiter_p, first_p, rare_p
 from manyheads.heads.significance import unit_mean
@@ -84,7 +84,7 @@ def text_roles(
         )
         return [], [(name, why) for name in ("previous token", "next token", "itself", "fixed offset", "positional",
                                              "local window", SINK, "delimiter", "rare token", "duplicate token")]  # fmt: skip
-    words = vocabulary(tokenizer, ids, marks=around.after)
+    words = token_kinds(tokenizer, ids, marks=around.after)
     batches = _batches(model, windows, around)
     content = slice(len(around.before), len(around.before) + len(windows[0]))
 
@@ -112,7 +112,7 @@ def _batches(model: Any, windows: Sequence[Sequence[int]], around: Frame) -> lis
 
 
 def _by_type(
-    heads: tuple[Head, ...], single: np.ndarray, batches: Sequence[Batch], ids: np.ndarray, words: Vocabulary
+    heads: tuple[Head, ...], single: np.ndarray, batches: Sequence[Batch], ids: np.ndarray, words: TokenKinds
 ) -> Mapping[str, np.ndarray]:
     """The p-values of `heads.roles.token_types`, of the windows that are scored; `single` (windows, heads, ...) and `ids` are of these."""
     figures = TokenFigures.unpacked(single)

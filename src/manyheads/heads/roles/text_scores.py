@@ -38,14 +38,14 @@ __all__ = [
     "TEXT_MEASURES",
     "WIDTHS",
     "TokenFigures",
-    "Vocabulary",
+    "TokenKinds",
     "against_others",
     "against_random_keys",
     "at_distances",
     "local_window",
     "measure_text",
+    "token_kinds",
     "tokens_apart",
-    "vocabulary",
 ]
 
 FARTHEST = 8
@@ -69,7 +69,7 @@ _NEXT_TO_NOTHING = 1e-6
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class TokenKinds:
     """Token ids of the texts that are read: `delimiters` (punctuation, line ends, the model's own marks between texts) and
     `rare`: those that come once in all the texts together."""
 
@@ -77,12 +77,12 @@ class Vocabulary:
     rare: frozenset[int]
 
 
-def vocabulary(tokenizer: Any, ids: Sequence[int], *, marks: Iterable[int] = ()) -> Vocabulary:
+def token_kinds(tokenizer: Any, ids: Sequence[int], *, marks: Iterable[int] = ()) -> TokenKinds:
     """Which of `ids` are delimiters and which are rare; `marks`: separators that the model puts around texts."""
     counts = Counter(ids)
     written = {token: str(tokenizer.decode([token])) for token in counts}
     delimiters = {token for token, text in written.items() if _is_delimiter(text)}
-    return Vocabulary(
+    return TokenKinds(
         frozenset(delimiters | set(marks)),
         frozenset(token for token, count in counts.items() if count == 1 and token not in delimiters),
     )
@@ -192,7 +192,7 @@ def _mean(total: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
 
 
-def measure_text(look: Look, *, words: Vocabulary, rows: slice) -> Tensor:
+def measure_text(look: Look, *, words: TokenKinds, rows: slice) -> Tensor:
     """(b, h, measures, 1 + CONTROLS): score and controls of each of TEXT_MEASURES; `rows`: the queries that hold text, not marks."""
     weights, visible, query_at, key_at = _asked(look, rows)
     b, h = weights.shape[:2]

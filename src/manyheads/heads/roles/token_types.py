@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from manyheads.heads.roles.text_scores import TokenFigures, Vocabulary
+from manyheads.heads.roles.text_scores import TokenFigures, TokenKinds
 from manyheads.heads.significance import paired_t, student_tails
 
 __all__ = ["LEAST_TYPES", "above_p", "delimiter_p", "first_p", "rare_p", "type_means"]
@@ -42,7 +42,7 @@ def type_means(values: Array, ids: Array) -> tuple[Array, Array, Array]:
     return types, counts, np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def delimiter_p(figures: TokenFigures, ids: Array, words: Vocabulary) -> Array:
+def delimiter_p(figures: TokenFigures, ids: Array, words: TokenKinds) -> Array:
     """(heads,) p-values that delimiters, weighted as they come, get more than the types that come most often beside them."""
     types, counts, means = type_means(figures.lift, ids)
     of_kind, total = np.isin(types, sorted(words.delimiters)), counts.max(1)
@@ -51,7 +51,7 @@ def delimiter_p(figures: TokenFigures, ids: Array, words: Vocabulary) -> Array:
     return _stands_out(means[of_kind], counts[of_kind], means[others])
 
 
-def rare_p(figures: TokenFigures, ids: Array, words: Vocabulary) -> Array:
+def rare_p(figures: TokenFigures, ids: Array, words: TokenKinds) -> Array:
     """(heads,) p-values that tokens which the text has once get more than the other words."""
     types, counts, means = type_means(figures.lift, ids)
     of_kind = np.isin(types, sorted(words.rare))

@@ -1,6 +1,6 @@
 """Where every head of a model looks: one streaming pass over texts, with the control that a head without preferences gives.
 
-    found = statistics(model, [ids], key_sets={"commas": torch.tensor([11])})
+    found = head_statistics(model, [ids], key_sets={"commas": torch.tensor([11])})
     found.mass["first"][17, 3]            # what head 3 of layer 17 gives to the first token
     found.chance.mass["first"][17, 0]     # what it would give if all keys were alike to it
 
@@ -30,7 +30,7 @@ from manyheads.ops.request import in_full
 from manyheads.ops.score_rows import Sight, roomy
 from manyheads.quoting import shown
 
-__all__ = ["MASSES", "HeadStatistics", "KeySet", "Recorder", "statistics"]
+__all__ = ["MASSES", "HeadStatistics", "KeySet", "Recorder", "head_statistics"]
 
 MASSES = ("self", "previous", "next", "duplicate", "induction", "first")
 """Masses that are always there; NaN where they mean nothing (the first five in cross-attention, where queries and keys are
@@ -128,7 +128,7 @@ class HeadStatistics:
 _PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
 
 
-def statistics(
+def head_statistics(
     model: nn.Module,
     batches: Iterable[Batch] | Batch,
     *,

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from manyheads.heads.effects.loss_change import Change, loss_change, weighted_interval  # noqa: E402
-from manyheads.heads.pruning.remove import mask  # noqa: E402
+from manyheads.heads.pruning import LossChange, mask, measure_loss_change  # noqa: E402
+from manyheads.heads.pruning.loss_change import weighted_interval  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
@@ -33,10 +33,10 @@ def test_a_shorter_window_counts_for_less() -> None:
 
 def test_what_the_windows_share_falls_out() -> None:
     """The pairs all differ by 0.25, however far the windows are apart."""
-    found = Change((1.0, 9.0, 4.0), (1.25, 9.25, 4.25), (1.0, 1.0, 2.0))
+    found = LossChange((1.0, 9.0, 4.0), (1.25, 9.25, 4.25), (1.0, 1.0, 2.0))
     assert (found.before, found.after, found.change) == pytest.approx((4.5, 4.75, 0.25))
     assert found.interval == pytest.approx((0.25, 0.25))
-    assert Change((1.0,), (2.0,), (5.0,)).interval is None
+    assert LossChange((1.0,), (2.0,), (5.0,)).interval is None
 
 
 def test_losses_are_those_of_each_window() -> None:
@@ -49,7 +49,7 @@ def test_losses_are_those_of_each_window() -> None:
             logits = model(input_ids=ids).logits[0, :-1]
         return float(torch.nn.functional.cross_entropy(logits, ids[0, 1:]))
 
-    found = loss_change(model, texts, {0: (1,), 2: (4, 5)})
+    found = measure_loss_change(model, texts, {0: (1,), 2: (4, 5)})
     gate = mask(model, "0:1;2:4,5")
     assert found.whole == pytest.approx([loss(ids, []) for ids in texts], rel=1e-5)
     assert found.without == pytest.approx([loss(ids, [gate]) for ids in texts], rel=1e-5)

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.statistics.value_norms import norm_weighted, value_norms
+from manyheads.heads.statistics import norm_weighted, value_norms
 
 
 @pytest.mark.parametrize("with_o", [True, False])

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from manyheads.heads.address import Heads
-from manyheads.heads.effects.metrics import Batch, Metric, as_batches, measured, metric_of
+from manyheads.heads.effects import Batch, Metric, as_batches, measured, metric_of
 from manyheads.heads.pruning.remove import mask
 from manyheads.heads.significance import mean_interval
 from manyheads.models.door.door import opened
 
-__all__ = ["Change", "loss_change", "weighted_interval"]
+__all__ = ["LossChange", "measure_loss_change", "weighted_interval"]
 
 
 @dataclass(frozen=True)
-class Change:
+class LossChange:
     """Losses with and without heads, of each window (a batch) and what the window counts for (its tokens).
 
     before, after  the means over all windows, by their weights; `change`: after - before
@@ -65,15 +65,15 @@ def weighted_interval(values: Sequence[float], weights: Sequence[float]) -> tupl
     return float(low), float(high)
 
 
-def loss_change(
+def measure_loss_change(
     model: Any, batches: Sequence[Mapping[str, Any] | Tensor | Sequence[int]], heads: Heads, *, metric: Metric | None = None
-) -> Change:  # fmt: skip
+) -> LossChange:  # fmt: skip
     """The loss of `model` on each of `batches` as it is, and with `heads` (original numbers) masked."""
     given = as_batches(model, batches)
     whole = _losses(model, given, metric)
     with opened(model, gates=[mask(model, heads)], mode="eval"):
         without = _losses(model, given, metric)
-    return Change(
+    return LossChange(
         tuple(value for value, _ in whole), tuple(value for value, _ in without), tuple(weight for _, weight in whole)
     )  # fmt: skip
 
