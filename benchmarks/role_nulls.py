@@ -30,8 +30,8 @@ import transformers
 from manyheads.checkpoints.locate import locate
 from manyheads.checkpoints.reading import open_model
 from manyheads.heads.alignment import Frame, frame
+from manyheads.heads.attention_weights import AttentionWeights, measure_heads
 from manyheads.heads.roles import LEAST_EFFECT, RoleReport, Sentence, head_roles, read_conllu
-from manyheads.heads.watching import Batch, Look, watch
 from manyheads.models.load.model import demo_model, load_model
 from manyheads.models.load.text import shipped_text
 from manyheads.models.scoring import token_ids
@@ -201,12 +201,12 @@ def rows_of(tokenizer: Any, around: Frame, windows: int = 16) -> torch.Tensor:
 def entropy(model: Any, rows: torch.Tensor) -> tuple[float, float]:
     """The mean entropy of attention over queries and heads, and that of an even spread over the keys that are seen."""
 
-    def measure(look: Look, _: Batch) -> torch.Tensor:
-        own = torch.special.entr(look.weights).sum(-1).mean(-1)
-        even = look.visible.sum(-1).log().mean(-1).expand_as(own)
+    def measure(attention: AttentionWeights, _: int) -> torch.Tensor:
+        own = torch.special.entr(attention.weights).sum(-1).mean(-1)
+        even = attention.visible.sum(-1).log().mean(-1).expand_as(own)
         return torch.stack((own, even), -1)
 
-    _, found = watch(model, [Batch(part) for part in rows.split(4)], measure)
+    _, found = measure_heads(model, [{"input_ids": part} for part in rows.split(4)], measure)
     return float(found[..., 0].mean()), float(found[..., 1].mean())
 
 

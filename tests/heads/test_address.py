@@ -16,7 +16,7 @@ from manyheads.heads.address import (
     format_numbers,
     parse_head,
     parse_heads,
-    parse_staged,
+    parse_heads_by_stack,
 )
 
 
@@ -35,8 +35,8 @@ def test_stage_goes_before_the_address() -> None:
 def test_a_list_is_a_dictionary_by_layer() -> None:
     assert parse_heads("0:1,3;5:2") == {0: (1, 3), 5: (2,)}
     assert parse_heads("L5H2;L0H3;L0H1") == parse_heads("5:2;0:3,1") == {0: (1, 3), 5: (2,)}
-    assert parse_staged("encoder/0:1,3;cross/5:2") == {"encoder": {0: (1, 3)}, "cross": {5: (2,)}}
-    assert parse_heads("0:1;encoder/2:2", stage="encoder") == {0: (1,), 2: (2,)}
+    assert parse_heads_by_stack("encoder/0:1,3;cross/5:2") == {"encoder": {0: (1, 3)}, "cross": {5: (2,)}}
+    assert parse_heads("0:1;encoder/2:2", stack="encoder") == {0: (1,), 2: (2,)}
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_ranges_have_both_ends(text: str, heads: dict[int, tuple[int, ...]]) -> 
 
 def test_three_in_a_row_are_written_as_a_range() -> None:
     assert format_numbers((5, 0, 1, 2, 7, 8)) == "0-2,5,7,8"
-    assert format_heads({3: (0, 1, 2), 0: (1, 2)}, stage="cross", short=True) == "cross/0:1,2;cross/3:0-2"
-    assert parse_staged("cross/0:0-2;encoder/1:4") == {"cross": {0: (0, 1, 2)}, "encoder": {1: (4,)}}
+    assert format_heads({3: (0, 1, 2), 0: (1, 2)}, stack="cross", short=True) == "cross/0:1,2;cross/3:0-2"
+    assert parse_heads_by_stack("cross/0:0-2;encoder/1:4") == {"cross": {0: (0, 1, 2)}, "encoder": {1: (4,)}}
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_unknown_layers_and_heads_are_named_with_what_there_is() -> None:
 def test_what_is_written_is_read_back(heads: list[Head]) -> None:
     for head in heads:
         assert parse_head(format_head(head)) == parse_head(format_head(head, short=True)) == head
-    alike = [head for head in heads if head.stage == heads[0].stage]
+    alike = [head for head in heads if head.stack == heads[0].stack]
     grouped = by_layer(alike)
     for short in (False, True):
-        text = format_heads(grouped, stage=heads[0].stage, short=short)
-        assert parse_heads(text, stage=heads[0].stage) == grouped
+        text = format_heads(grouped, stack=heads[0].stack, short=short)
+        assert parse_heads(text, stack=heads[0].stack) == grouped

@@ -147,9 +147,9 @@ def words(*names: str) -> Any:
 def test_each_axis_has_the_names_of_its_own_vocabulary() -> None:
     """Case O90."""
     both = words("?", "dog", "house"), words("?", "Hund", "Haus")
-    assert axis_labels(both, [1, 2], [2], stage="cross") == (["Hund", "Haus"], ["house"])
-    assert axis_labels(both, [1], [2], stage="decoder") == (["Hund"], ["Haus"])
-    assert axis_labels(both, [1], [2], stage="encoder") == (["dog"], ["house"])
+    assert axis_labels(both, [1, 2], [2], stack="cross") == (["Hund", "Haus"], ["house"])
+    assert axis_labels(both, [1], [2], stack="decoder") == (["Hund"], ["Haus"])
+    assert axis_labels(both, [1], [2], stack="encoder") == (["dog"], ["house"])
     assert axis_labels(both[0], [1], [2]) == (["dog"], ["house"])
 
 
@@ -161,4 +161,4 @@ def test_one_tokenizer_that_holds_two_vocabularies() -> None:
         def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
             return [("?", "Hund", "Haus")[i] for i in ids]
 
-    assert axis_labels(Marian(), [1, 2], [2, 1], stage="cross") == (["Hund", "Haus"], ["house", "dog"])
+    assert axis_labels(Marian(), [1, 2], [2, 1], stack="cross") == (["Hund", "Haus"], ["house", "dog"])

@@ -40,7 +40,7 @@ from support import tiny_transformers as tiny  # noqa: E402
 from support.alibi_model import AlibiModel  # noqa: E402
 from support.peak_memory import PEAK_BYTES, needs_proc  # noqa: E402
 
-FIGURES = ("entropy", "distance", "spread", "output_norm", "offsets")
+FIGURES = ("entropy", "distance", "logit_std", "output_norm", "offsets")
 
 
 def alike(a: HeadStatistics, b: HeadStatistics, *, atol: float) -> None:

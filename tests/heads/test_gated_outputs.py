@@ -149,7 +149,7 @@ def test_ablation_replaces_what_the_projection_is_given(kind: str, how: str) -> 
         hook = projection.register_forward_pre_hook(swapped)
         after = mean_square(model(**batch), batch).item()
         hook.remove()
-    layer = next(place.layer for place in head_statistics(model, [batch]).places if place.path == path)
+    layer = next(place.layer for place in head_statistics(model, [batch]).modules if place.path == path)
     for reuse in (True, False):
         found = ablate_heads(model, [batch], how=how, metric=mean_square, heads={layer: [4]}, reuse=reuse)
         # Norms and softmax of transformers round to float32 on the way, in both runs alike.

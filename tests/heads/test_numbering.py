@@ -12,12 +12,12 @@ import torch
 from manyheads.checkpoints.pruned import KEY
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
+from manyheads.heads.attention_weights import measure_heads
 from manyheads.heads.effects import ablate_heads, ablated, head_importance, removal_curve
 from manyheads.heads.gates import gated, train_gates
 from manyheads.heads.page.maps import head_maps
 from manyheads.heads.pruning import choose_heads, mask, prune
 from manyheads.heads.statistics import head_statistics
-from manyheads.heads.watching import Batch, watch
 from manyheads.models.door.door import opened
 from support import rounding
 from support.tiny_transformers import build, inputs
@@ -121,7 +121,7 @@ def test_gates_close_heads_by_their_numbers(pair: Any) -> None:
 
 def test_roles_and_maps_use_the_same_numbers(pair: Any) -> None:
     _, smaller, ids = pair
-    heads, values = watch(smaller, [Batch(ids)], lambda look, _: look.weights.sum((-1, -2)))
+    heads, values = measure_heads(smaller, [{"input_ids": ids}], lambda attention, _: attention.weights.sum((-1, -2)))
     assert heads == tuple(Head(row, head) for row, left in enumerate(LEFT) for head in left)
     assert values.shape[1] == 13
     maps = head_maps(smaller, {"input_ids": ids[:1]})

@@ -61,7 +61,7 @@ def weights_of(model: Any, batch: dict[str, Any]) -> list[tuple[str, torch.Tenso
 def test_swin_counts_real_patches_alone(implementation: str) -> None:
     """The second block's windows are shifted, so other places of them are padding."""
     model, batch = swin(), {"pixel_values": pictures()}
-    found = head_statistics(model, [batch], reach=4, implementation=implementation)
+    found = head_statistics(model, [batch], max_offset=4, implementation=implementation)
     assert found.queries.tolist() == [2 * HEIGHT * WIDTH] * 2
     assert found.padded.tolist() == [2 * (64 - HEIGHT * WIDTH)] * 2
     assert "70 queries" not in repr(found)
@@ -118,7 +118,7 @@ def test_windows_that_an_attention_pads_itself() -> None:
         embed_dim=(16,), num_heads=(4,), num_groups=(4,), window_size=WINDOW, projection_dim=16,
     )  # fmt: skip
     model, batch = drawn(modeling_florence2.Florence2VisionBackbone(config)), {"hidden_states": pictures()}
-    found = head_statistics(model, [batch], reach=4)
+    found = head_statistics(model, [batch], max_offset=4)
     assert found.queries.tolist() == [2 * HEIGHT * WIDTH, 2 * 4]  # 4 channels of a group are its queries
     assert found.padded.tolist() == [2 * (64 - HEIGHT * WIDTH), 0]
     (path, weights), _ = weights_of(model, batch)
@@ -144,7 +144,7 @@ def test_tiles_that_are_filled_up_to_a_multiple_of_eight() -> None:
             "pixel_values": torch.randn(1, 1, 2, 3, 28, 28), "aspect_ratio_ids": torch.tensor([[2 if tiles == 2 else 1]]),
             "aspect_ratio_mask": torch.tensor([[[1, 1 if tiles == 2 else 0]]]),
         }  # fmt: skip
-        found = head_statistics(model, [batch], reach=4)
+        found = head_statistics(model, [batch], max_offset=4)
         assert found.queries.tolist() == [5 * tiles] * 2
         assert found.padded.tolist() == [16 - 5 * tiles] * 2
         real = torch.tensor([1] * 5 + [0] * 3 + [int(tiles == 2)] * 5 + [0] * 3).bool()
@@ -160,7 +160,7 @@ def test_a_black_picture_is_no_padding() -> None:
             image_size=(16, 16), patch_size=4, embed_dim=16, depths=[1], num_heads=[4], window_size=4
         )
     ).eval()
-    found = head_statistics(model, [{"pixel_values": torch.zeros(1, 3, 16, 16)}], reach=4)
+    found = head_statistics(model, [{"pixel_values": torch.zeros(1, 3, 16, 16)}], max_offset=4)
     assert (found.queries.tolist(), found.padded.tolist()) == ([16], [0])
 
 
@@ -191,4 +191,4 @@ def test_text_is_told_by_its_mask_and_has_no_hooks() -> None:
     model.model.embed_tokens.weight.data[5] = 0
     with opened(model):
         assert not any(module._forward_pre_hooks for module in model.modules())
-    assert head_statistics(model, [torch.tensor([[4, 5, 6, 5]])], reach=4).queries.tolist() == [4]
+    assert head_statistics(model, [torch.tensor([[4, 5, 6, 5]])], max_offset=4).queries.tolist() == [4]

@@ -104,17 +104,19 @@ def test_statistics_are_means_over_all_calls_and_count_each_query_thrice(impleme
 
     def look(call: Any, out: Any) -> None:
         options = {name: value for name, value in call.options.items() if name not in ("dropout", "sinks")}
-        calls.append((call.weights(), softmax.scores(call.q, call.k, stage="masked", **options), out))
+        calls.append((call.weights(), softmax.scores(call.q, call.k, stack="masked", **options), out))
 
     with opened(model, observers=[look]), torch.no_grad():
         model(**batch)
-    found = head_statistics(model, [batch], key_sets={"members": [3, 4, 5]}, reach=4, implementation=implementation)
+    found = head_statistics(
+        model, [batch], key_sets={"members": [3, 4, 5]}, max_offset=4, implementation=implementation
+    )
     ids = batch["input_ids"].tolist()
-    each = [by_definition(w, scores, ids, reach=4, members=frozenset((3, 4, 5))) for w, scores, _ in calls]
+    each = [by_definition(w, scores, ids, max_offset=4, members=frozenset((3, 4, 5))) for w, scores, _ in calls]
     assert len(each) == 3
     assert found.layers == (0,)
     assert found.queries.tolist() == [3 * 22]
-    for name in ("entropy", "spread", "offsets", "top_offsets", "distance"):
+    for name in ("entropy", "logit_std", "offsets", "top_offsets", "distance"):
         wanted = np.mean([one[name] for one in each], 0)
         assert getattr(found, name)[0] == pytest.approx(wanted, abs=2e-6, rel=1e-5), name
         assert np.ptp([one[name] for one in each], 0).max() > 1e-3  # or one call could stand for all

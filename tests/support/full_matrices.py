@@ -16,7 +16,7 @@ def by_definition(
     logits: Any,
     ids: Sequence[Sequence[int]] | None,
     *,
-    reach: int,
+    max_offset: int,
     members: frozenset[int] = frozenset(),
 ) -> dict[str, Any]:
     """Means over queries for one layer; probabilities and logits (b, h, t, s), -inf where a key is not seen."""
@@ -24,8 +24,8 @@ def by_definition(
     b, heads, t, s = p.shape
     seen = np.isfinite(logits)
     found: dict[str, Any] = {
-        "entropy": np.zeros(heads), "distance": np.zeros(heads), "spread": np.zeros(heads), "sink": np.zeros(heads),
-        "offsets": np.zeros((heads, 2 * reach + 1)), "top_offsets": np.zeros((heads, 2 * reach + 1)),
+        "entropy": np.zeros(heads), "distance": np.zeros(heads), "logit_std": np.zeros(heads), "sink_mass": np.zeros(heads),
+        "offsets": np.zeros((heads, 2 * max_offset + 1)), "top_offsets": np.zeros((heads, 2 * max_offset + 1)),
     }  # fmt: skip
     names = ("self", "previous", "next", "first", "duplicate", "induction", "members")
     mass, eligible = {name: np.zeros(heads) for name in names}, dict.fromkeys(names, 0)
@@ -43,13 +43,13 @@ def by_definition(
                     mass[name][h] += row[keys].sum()
                 found["entropy"][h] -= sum(x * math.log(x) for x in row if x > 0)
                 found["distance"][h] += sum(x * abs(i - j) for j, x in enumerate(row))
-                found["spread"][h] += logits[n, h, i, own].std()
-                found["sink"][h] += 1 - row.sum()
+                found["logit_std"][h] += logits[n, h, i, own].std()
+                found["sink_mass"][h] += 1 - row.sum()
                 attended[h] += row.sum()
                 for j, x in enumerate(row):
-                    found["offsets"][h, np.clip(i - j, -reach, reach) + reach] += x
+                    found["offsets"][h, np.clip(i - j, -max_offset, max_offset) + max_offset] += x
                 strongest = int(np.argmax(np.where(own, logits[n, h, i], -np.inf)))
-                found["top_offsets"][h, np.clip(i - strongest, -reach, reach) + reach] += 1
+                found["top_offsets"][h, np.clip(i - strongest, -max_offset, max_offset) + max_offset] += 1
     found = {name: total / (b * t) for name, total in found.items()}
     found["distance"] *= b * t / attended
     masses = {

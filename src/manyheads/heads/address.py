@@ -4,7 +4,7 @@
     parse_heads("0:1,3;5:2") == {0: (1, 3), 5: (2,)}
     parse_heads("0:0-2,5") == {0: (0, 1, 2, 5)}
 
-Models with an encoder and a decoder have several attentions of the same layer number; there a stage goes before the
+Models with an encoder and a decoder have several attentions of the same layer number; there a stack goes before the
 address: "encoder/2:5", "decoder/2:5", "cross/2:5". Other models of several stacks name them as their parts:
 "vision_tower/2:5" (`heads.batches.places` finds them). Numbers stay those of the original model after heads were removed.
 """
@@ -21,12 +21,12 @@ from manyheads.errors import ManyheadsError
 from manyheads.quoting import shown
 
 __all__ = ["Head", "Heads", "OneHead", "address", "addresses", "by_layer", "check_heads", "format_head", "format_heads", "format_numbers",
-           "parse_head", "parse_heads", "parse_staged"]  # fmt: skip
+           "parse_head", "parse_heads", "parse_heads_by_stack"]  # fmt: skip
 
-_STAGE = r"(?:(?P<stage>(?!\d)[^\s/:;,]{1,100})/)?"
-_ONE = re.compile(_STAGE + r"(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))", re.ASCII)
+_STACK = r"(?:(?P<stack>(?!\d)[^\s/:;,]{1,100})/)?"
+_ONE = re.compile(_STACK + r"(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))", re.ASCII)
 _SOME = r"\d+(?:\s*-\s*\d+)?"
-_LAYER = re.compile(_STAGE + rf"(?P<layer>\d+):(?P<heads>{_SOME}(?:\s*,\s*{_SOME})*)", re.ASCII)
+_LAYER = re.compile(_STACK + rf"(?P<layer>\d+):(?P<heads>{_SOME}(?:\s*,\s*{_SOME})*)", re.ASCII)
 _MOST_HEADS = 10_000  # of a range, which is written out
 _VALID = 'valid: "17:3" or "L17H3", and "cross/17:3" where a model has several stacks'
 _VALID_HEADS = 'valid: "0:1,3;5:2", {0: (1, 3)}, {"cross": {0: (1, 3)}}, or addresses such as Head(0, 1)'
@@ -34,11 +34,11 @@ _VALID_LIST = 'valid: layer:head,head;layer:head, such as "0:1,3;5:2", "0:0-2,5"
 
 
 class Head(NamedTuple):
-    """One head. `stage` is "encoder", "decoder", "cross" or a part's name where a model has several attentions, else ""."""
+    """One head. `stack` is "encoder", "decoder", "cross" or a part's name where a model has several attentions, else ""."""
 
     layer: int
     head: int
-    stage: str = ""
+    stack: str = ""
 
     def __str__(self) -> str:
         return format_head(self)
@@ -46,7 +46,7 @@ class Head(NamedTuple):
 
 # A head as callers give it; `address` makes a Head of it.
 OneHead: TypeAlias = Head | tuple[int, int] | tuple[int, int, str] | str
-# Heads as callers give them: text, {layer: (head, head)}, {stage: {layer: (head, head)}}, or addresses one by one.
+# Heads as callers give them: text, {layer: (head, head)}, {stack: {layer: (head, head)}}, or addresses one by one.
 Heads: TypeAlias = str | Mapping[int, Sequence[int]] | Mapping[str, Mapping[int, Sequence[int]]] | Iterable[OneHead]
 
 
@@ -59,12 +59,12 @@ def addresses(heads: Heads) -> list[Head]:
     Raises ManyheadsError for anything else.
     """
     if isinstance(heads, str):
-        return _listed(parse_staged(heads))
+        return _listed(parse_heads_by_stack(heads))
     if isinstance(heads, Head):
         return [heads]
     if isinstance(heads, Mapping):
-        staged = any(isinstance(key, str) for key in heads)
-        return _listed(heads if staged else {"": heads})
+        by_stack = any(isinstance(key, str) for key in heads)
+        return _listed(heads if by_stack else {"": heads})
     if not isinstance(heads, Iterable):
         raise ManyheadsError(f"{shown(heads)} names no heads; {_VALID_HEADS}")
     return [address(head) for head in heads]
@@ -72,13 +72,13 @@ def addresses(heads: Heads) -> list[Head]:
 
 def _listed(heads: Mapping[Any, Any]) -> list[Head]:
     found = []
-    for stage, layers in heads.items():
-        if not isinstance(stage, str) or not isinstance(layers, Mapping):
+    for stack, layers in heads.items():
+        if not isinstance(stack, str) or not isinstance(layers, Mapping):
             raise ManyheadsError(f"{shown(heads)} names no heads; {_VALID_HEADS}")
         for layer, numbers in layers.items():
             if isinstance(numbers, str) or not isinstance(numbers, Iterable):
                 raise ManyheadsError(f"layer {layer} is given {shown(numbers)}; expected its heads, such as (1, 3)")
-            found += [address((layer, number, stage)) for number in numbers]
+            found += [address((layer, number, stack)) for number in numbers]
     return found
 
 
@@ -87,8 +87,8 @@ def address(head: Any) -> Head:
     if isinstance(head, str):
         return parse_head(head)
     try:
-        layer, number, *stage = head
-        return Head(index(layer), index(number), *[str(name) for name in stage])
+        layer, number, *stack = head
+        return Head(index(layer), index(number), *[str(name) for name in stack])
     except (TypeError, ValueError):
         raise ManyheadsError(f"{shown(head)} is no head; {_VALID_HEADS}") from None
 
@@ -96,39 +96,39 @@ def address(head: Any) -> Head:
 def parse_head(text: str) -> Head:
     """The head that "17:3", "L17H3" or "cross/17:3" names. Raises ManyheadsError for anything else.
 
-    Which stages there are is known to the model alone: `heads.modules.place_of` tells.
+    Which stacks there are is known to the model alone: `heads.modules.place_of` tells.
     """
     found = _ONE.fullmatch(text.strip())
     if found is None:
         raise ManyheadsError(f"{shown(text)} is not the address of a head; {_VALID}")
-    stage = found["stage"] or ""
-    return Head(_number(found["a"] or found["c"], text), _number(found["b"] or found["d"], text), stage)
+    stack = found["stack"] or ""
+    return Head(_number(found["a"] or found["c"], text), _number(found["b"] or found["d"], text), stack)
 
 
-def parse_heads(text: str, *, stage: str = "") -> dict[int, tuple[int, ...]]:
-    """The heads of a list such as "0:1,3;5:2" or "0:0-2,5", by layer, both ascending; all of `stage` (addresses may leave it
+def parse_heads(text: str, *, stack: str = "") -> dict[int, tuple[int, ...]]:
+    """The heads of a list such as "0:1,3;5:2" or "0:0-2,5", by layer, both ascending; all of `stack` (addresses may leave it
     out). A range has both of its ends.
 
     Raises ManyheadsError for text that is no such list, for a head that is named twice, for a range that runs backwards or
-    is longer than any layer, and for heads of other stages.
+    is longer than any layer, and for heads of other stacks.
     """
-    found = parse_staged(text, stage=stage)
-    other = sorted(name for name in found if name != stage)
+    found = parse_heads_by_stack(text, stack=stack)
+    other = sorted(name for name in found if name != stack)
     if other:
         raise ManyheadsError(
-            f"{shown(text)} names heads of the stage {shown(other[0])}; "
-            + (f"expected heads of {shown(stage)}" if stage else "a model of one stack has addresses without a stage")
+            f"{shown(text)} names heads of the stack {shown(other[0])}; "
+            + (f"expected heads of {shown(stack)}" if stack else "a model of one stack has addresses without a stack")
         )
-    return found.get(stage, {})
+    return found.get(stack, {})
 
 
-def parse_staged(text: str, *, stage: str = "") -> dict[str, dict[int, tuple[int, ...]]]:
-    """As `parse_heads`, of all stages: {"encoder": {0: (1, 3)}, "cross": {5: (2,)}}; `stage` is that of bare addresses."""
+def parse_heads_by_stack(text: str, *, stack: str = "") -> dict[str, dict[int, tuple[int, ...]]]:
+    """As `parse_heads`, of all stacks: {"encoder": {0: (1, 3)}, "cross": {5: (2,)}}; `stack` is that of bare addresses."""
     heads: list[Head] = []
     for part in (part.strip() for part in text.split(";")):
         layer = _LAYER.fullmatch(part)
         if layer is not None:
-            place = layer["stage"] or stage
+            place = layer["stack"] or stack
             number = _number(layer["layer"], text)
             heads += [Head(number, each, place) for word in layer["heads"].split(",") for each in _range(word, text)]
             continue
@@ -136,14 +136,14 @@ def parse_staged(text: str, *, stage: str = "") -> dict[str, dict[int, tuple[int
             if _ONE.fullmatch(word.strip()) is None:
                 raise ManyheadsError(f"{shown(text)} is not a list of heads (at {shown(word.strip())}); {_VALID_LIST}")
             one = parse_head(word)
-            heads.append(one if one.stage else one._replace(stage=stage))
+            heads.append(one if one.stack else one._replace(stack=stack))
     counts = Counter(heads)
     twice = next((head for head in heads if counts[head] > 1), None)
     if twice is not None:
         raise ManyheadsError(f"{shown(text)} names head {format_head(twice)} twice; expected each once")
     return {
-        place: by_layer(head for head in heads if head.stage == place)
-        for place in sorted({head.stage for head in heads})
+        place: by_layer(head for head in heads if head.stack == place)
+        for place in sorted({head.stack for head in heads})
     }
 
 
@@ -156,15 +156,15 @@ def by_layer(heads: Iterable[tuple[int, int] | Head]) -> dict[int, tuple[int, ..
 
 
 def format_head(head: tuple[int, int] | Head, *, short: bool = False) -> str:
-    """ "17:3", or "L17H3" where it is to be `short` and read by people; "cross/17:3" with its stage."""
-    layer, number, *stage = head
+    """ "17:3", or "L17H3" where it is to be `short` and read by people; "cross/17:3" with its stack."""
+    layer, number, *stack = head
     text = f"L{layer}H{number}" if short else f"{layer}:{number}"
-    return f"{stage[0]}/{text}" if stage and stage[0] else text
+    return f"{stack[0]}/{text}" if stack and stack[0] else text
 
 
-def format_heads(heads: Mapping[int, Sequence[int]], *, stage: str = "", short: bool = False) -> str:
+def format_heads(heads: Mapping[int, Sequence[int]], *, stack: str = "", short: bool = False) -> str:
     """ "0:1,3;5:2": what `parse_heads` reads; layers without heads are left out. `short`: three or more in a row as "0-2"."""
-    begin = f"{stage}/" if stage else ""
+    begin = f"{stack}/" if stack else ""
     return ";".join(
         f"{begin}{layer}:{format_numbers(heads[layer]) if short else ','.join(map(str, sorted(heads[layer])))}"
         for layer in sorted(heads)
@@ -185,9 +185,9 @@ def format_numbers(numbers: Iterable[int], *, between: str = ",") -> str:
     )  # fmt: skip
 
 
-def check_heads(heads: Mapping[int, Sequence[int]], counts: Sequence[int], *, stage: str = "") -> None:
+def check_heads(heads: Mapping[int, Sequence[int]], counts: Sequence[int], *, stack: str = "") -> None:
     """Raises ManyheadsError unless every layer and head exists; `counts` holds the number of heads of each layer."""
-    begin = f"{stage}/" if stage else ""
+    begin = f"{stack}/" if stack else ""
     for layer in heads:
         if not 0 <= layer < len(counts):
             raise ManyheadsError(

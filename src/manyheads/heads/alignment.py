@@ -120,7 +120,7 @@ def word_attention(weights: Tensor, pieces: Sequence[Sequence[int]]) -> Tensor:
 
 
 def axis_labels(
-    tokenizers: Any, query_ids: Sequence[int], key_ids: Sequence[int], *, stage: str = ""
+    tokenizers: Any, query_ids: Sequence[int], key_ids: Sequence[int], *, stack: str = ""
 ) -> tuple[list[str], list[str]]:
     """What to write beside the rows and columns of an attention map: the tokens of the queries and of the keys.
 
@@ -128,9 +128,9 @@ def axis_labels(
     source tokens, in "decoder" both are target tokens. Marian's tokenizer holds both vocabularies itself.
     """
     source, target = tokenizers if isinstance(tokenizers, tuple) else (tokenizers, tokenizers)
-    on_target = stage in ("decoder", "cross")
+    on_target = stack in ("decoder", "cross")
     queries = _tokens(target if on_target else source, query_ids, target=on_target)
-    return queries, _tokens(target if stage == "decoder" else source, key_ids, target=stage == "decoder")
+    return queries, _tokens(target if stack == "decoder" else source, key_ids, target=stack == "decoder")
 
 
 def _tokens(tokenizer: Any, ids: Sequence[int], *, target: bool) -> list[str]:

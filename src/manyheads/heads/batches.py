@@ -1,9 +1,8 @@
-"""What the statistics and detectors run a model on: batches of tokens, padded on either side, as the model wants them."""
+"""Batches: what a model is called with, made of what a caller has; and which tokens stand on either side of an attention."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,49 +10,36 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from manyheads.checkpoints.pruned import KEY, LayerHeads, read_record
 from manyheads.errors import ManyheadsError
-from manyheads.models.door.attentions import Attentions
+from manyheads.heads.attention_modules import is_cross, is_decoder
 from manyheads.models.door.call import Call
 from manyheads.models.door.padding import NO_TEXT
 from manyheads.quoting import shown
 
-__all__ = ["Batch", "Place", "Tokens", "is_cross", "packed", "padded", "places", "prepared", "windows"]
+__all__ = [
+    "Batch",
+    "BatchLike",
+    "Tokens",
+    "are_separate",
+    "as_batches",
+    "each_batch",
+    "longest_text",
+    "packed",
+    "padded",
+    "prepare",
+    "side_names",
+    "sides",
+    "windows",
+]
 
 # Parts of a model that read no tokens, and what they are given.
 _FEATURES = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
-# What a user hands over: token ids (b, t) or those of one text (t,), or everything that the model is called with.
-Batch: TypeAlias = Tensor | Mapping[str, Any] | Sequence[int] | Sequence[Sequence[int]]
+Batch: TypeAlias = dict[str, Any]
+"""The keyword arguments of one forward: {"input_ids": (b, t), "attention_mask": (b, t), ...}, with labels where it has some."""
 
-
-@dataclass(frozen=True)
-class Place:
-    """An attention module: its name in the model, which stack it is of, and its layer there.
-
-    `stage` is "" in a model of one stack, else "encoder", "decoder" or "cross" where these tell its stacks apart, else what
-    the model calls the part that holds it: "vision_tower", "language_model". `held`: the original numbers of the heads that a
-    pruned model still has, None where none was removed.
-    """
-
-    path: str
-    stage: str
-    layer: int
-    held: LayerHeads | None = None
-
-    def numbers(self, heads: int) -> tuple[int, ...]:
-        """The original number of each of the `heads` that the module computes, -1 for a head of zeros.
-
-        ManyheadsError where the record of removed heads speaks of another number of them.
-        """
-        if self.held is None:
-            return tuple(range(heads))
-        if len(self.held.slots) != heads:
-            raise ManyheadsError(
-                f"{self.path} computes {heads} heads, and the record of removed heads in the model's configuration says "
-                f"{len(self.held.slots)}; it is of another model, or the heads were changed by other means"
-            )
-        return self.held.slots
+BatchLike: TypeAlias = Mapping[str, Any] | Tensor | Sequence[int] | Sequence[Sequence[int]]
+"""What callers hand over: a batch, or token ids (b, t) alone, or those of one text (t,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,96 +50,6 @@ class Tokens:
     ids: Tensor
     real: Tensor | None
     begins: Tensor | None = None
-
-
-def places(attentions: Attentions) -> tuple[Place, ...]:
-    """The attention modules of a model, stack by stack, each in the order of its layers. No two have one stage and layer."""
-    paths = {path: attentions.layers[key] for key, path in attentions.paths.items()}
-    names, held = _stages(paths), _record(attentions)
-    found = [
-        Place(path, names[_kind(path)], layer, held.get((names[_kind(path)], layer))) for path, layer in paths.items()
-    ]
-    order = list(dict.fromkeys(place.stage for place in found))
-    return tuple(sorted(found, key=lambda place: (order.index(place.stage), place.layer)))
-
-
-def _record(attentions: Attentions) -> dict[tuple[str, int], LayerHeads]:
-    """What the configuration of a pruned model says of its heads, by stage and layer as they are called here."""
-    record = next((found for config in attentions.configs if (found := getattr(config, KEY, None)) is not None), None)
-    pruning = read_record(record)
-    if pruning is None:
-        return {}
-    alone = len({stage for stage, _, _ in pruning.layers}) == 1
-    return {("" if alone else stage, layer): heads for stage, layer, heads in pruning.layers}
-
-
-def is_cross(stage: str) -> bool:
-    """Whether queries and keys of a stage are of different texts."""
-    return "cross" in stage.rpartition(".")[2]
-
-
-def _kind(path: str) -> str:
-    return re.sub(r"\d+", "#", path)
-
-
-def _stages(paths: Mapping[str, int]) -> dict[str, str]:
-    """A name for each kind of attention module. One stack has none; encoder, decoder and cross are called that where these
-    words tell all stacks apart; else a stack is named by the part of the model that holds it, as the model calls it."""
-    layers: dict[str, set[int]] = {}
-    for path, layer in paths.items():
-        layers.setdefault(_kind(path), set()).add(layer)
-    stacks: dict[tuple[str, bool], list[str]] = {}
-    for kind in layers:
-        before, _, inside = kind.partition("#")
-        stacks.setdefault((before.rstrip(".") if inside else kind, _crosses(kind)), []).append(kind)
-    words = {stack: "cross" if stack[1] else _word(stack[0]) for stack in stacks}
-    if len(stacks) == 1:
-        named = dict.fromkeys(stacks, "")
-    elif all(words.values()) and len(set(words.values())) == len(stacks):
-        named = words
-    else:
-        named = _by_part(list(stacks))
-    return {
-        kind: name
-        for stack, kinds in stacks.items()
-        for kind, name in _within(named[stack], {kind: layers[kind] for kind in kinds}).items()
-    }
-
-
-def _crosses(kind: str) -> bool:
-    inside = kind.partition("#")[2].lower() or kind.rpartition(".")[2].lower()
-    return any(word in inside for word in ("encoder_attn", "encdec", "encoder_decoder", "cross"))
-
-
-def _word(before: str) -> str:
-    words = re.split(r"[._]+", before.lower())
-    return next((word for word in ("decoder", "encoder") if word in words), "")
-
-
-def _by_part(stacks: list[tuple[str, bool]]) -> dict[tuple[str, bool], str]:
-    """The parts of each stack's name at which it parts from others; "cross" for the only one that crosses."""
-    split = {stack: tuple(stack[0].split(".")) for stack in stacks}
-    alone = sum(crossing for _, crossing in stacks) == 1
-    found = {}
-    for stack, parts in split.items():
-        own = [
-            part
-            for depth, part in enumerate(parts)
-            if len({other[depth : depth + 1] for other in split.values() if other[:depth] == parts[:depth]}) > 1
-        ]
-        found[stack] = "cross" if stack[1] and alone else ".".join([*own, *(["cross"] if stack[1] else [])])
-    return found
-
-
-def _within(stage: str, kinds: Mapping[str, set[int]]) -> dict[str, str]:
-    """The kinds of one stack: apart where two stand in one layer, by what a layer calls them."""
-    every = [layer for layers in kinds.values() for layer in layers]
-    if len(every) == len(set(every)):
-        return dict.fromkeys(kinds, stage)
-    own = {
-        kind: ".".join(part for part in kind.partition("#")[2].split(".") if part not in ("", "#")) for kind in kinds
-    }
-    return {kind: ".".join(part for part in (stage, name) if part) for kind, name in own.items()}
 
 
 def padded(sequences: Sequence[Sequence[int]], *, pad: int, side: str = "right") -> dict[str, Tensor]:
@@ -184,15 +80,41 @@ def windows(
             yield torch.tensor([[*before, *part, *after]])
 
 
-def prepared(model: nn.Module, batch: Batch, *, device: Any) -> dict[str, Any]:
-    """The keyword arguments that `model` is called with: no cache, no logits but the last, positions as its users have them.
+def longest_text(model: Any, most: int) -> int:
+    """The tokens that a sequence may have: `most`, or fewer where the model's positions end before."""
+    config = getattr(model, "config", None)
+    known = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if not isinstance(known, int) or known <= 0:
+        return most
+    # RoBERTa's positions begin after its padding token.
+    kind = getattr(config, "model_type", "")
+    lost = (getattr(config, "pad_token_id", None) or 0) + 1 if "roberta" in kind or kind == "camembert" else 0
+    return min(most, known - lost)
+
+
+def as_batches(model: Any, batches: Iterable[BatchLike] | BatchLike) -> list[Batch]:
+    """Each as `prepare` makes it, with all of its logits. ManyheadsError where there is none."""
+    found = [prepare(model, batch) for batch in each_batch(batches)]
+    if not found:
+        raise ManyheadsError("no text was given; at least one batch of two tokens is needed")
+    return found
+
+
+def each_batch(batches: Iterable[BatchLike] | BatchLike) -> Iterable[BatchLike]:
+    """`batches`, or the one batch that was given in their place."""
+    return [batches] if isinstance(batches, (Tensor, Mapping)) else batches  # type: ignore[return-value]
+
+
+def prepare(model: nn.Module, batch: BatchLike, *, all_logits: bool = True) -> Batch:
+    """The batch on the device of `model`: without a cache, with all logits or the last alone, and positions as its users have them.
 
     A decoder behind left padding is given positions that skip it, as `generate` gives them: a shorter text would be read at
     the wrong ones. Encoders, and models that make positions of what they are called with, are left to their own, as in
     `model(**batch)`: BERT counts padding, RoBERTa does not. Raises ManyheadsError for what is no token ids, for ids that the model does
     not know, for fewer than two tokens and for a mask of another shape.
     """
-    given: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {"input_ids": _token_ids(batch)}
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    given: Batch = dict(batch) if isinstance(batch, Mapping) else {"input_ids": _token_ids(batch)}
     given = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in given.items()}
     _check(given)
     _check_vocabulary(model, given.get("input_ids"))
@@ -200,7 +122,7 @@ def prepared(model: nn.Module, batch: Batch, *, device: Any) -> dict[str, Any]:
     rest = any(one.kind is one.VAR_KEYWORD for one in known.values())
     if "use_cache" in known or ("past_key_values" in known and rest):
         given.setdefault("use_cache", False)
-    if "logits_to_keep" in known:
+    if "logits_to_keep" in known and not all_logits:
         given.setdefault("logits_to_keep", 1)
     mask = given.get("attention_mask")
     unknown = "position_ids" in known and "position_ids" not in given and _is_given_positions(model)
@@ -280,22 +202,22 @@ def _left_padded(mask: Tensor) -> bool:
     return mask.dim() == 2 and bool((~mask[:, 0].bool()).any())
 
 
-def sides_of(given: Mapping[str, Any], stage: str) -> tuple[str | None, str | None]:
+def side_names(given: Mapping[str, Any], stack: str) -> tuple[str | None, str | None]:
     """What (queries, keys) of a stack are in this call: "" for the text that goes in, "decoder_" for that which comes out, None
     for images and sound. Ids and masks have names that begin so."""
-    if is_cross(stage):
+    if is_cross(stack):
         if "decoder_input_ids" not in given and any(isinstance(given.get(name), Tensor) for name in _FEATURES):
             return "", None
         return "decoder_", ""
-    if NO_TEXT.search(stage):
+    if NO_TEXT.search(stack):
         return None, None
-    comes_out = stage == "decoder" or (_word(stage) == "decoder" and "decoder_input_ids" in given)
+    comes_out = stack == "decoder" or (is_decoder(stack) and "decoder_input_ids" in given)
     return ("decoder_", "decoder_") if comes_out else ("", "")
 
 
-def sides(given: Mapping[str, Any], stage: str) -> tuple[Tokens | None, Tokens | None]:
+def sides(given: Mapping[str, Any], stack: str) -> tuple[Tokens | None, Tokens | None]:
     """(queries, keys) of a stack in this call; None where it does not read tokens, or nobody knows which."""
-    queries, keys = sides_of(given, stage)
+    queries, keys = side_names(given, stack)
     return _side(given, queries), _side(given, keys)
 
 
@@ -323,15 +245,10 @@ def packed(given: Mapping[str, Any], begin: str = "") -> Tensor | None:
     return found.expand(ids.shape[0], -1) if bool(found[:, 1:].any()) else None
 
 
-def told_apart(call: Call, begins: Tensor) -> bool:
+def are_separate(call: Call, begins: Tensor) -> bool:
     """Whether no query sees a key of another text of its row: not every model takes positions for a sign of packing."""
     if not isinstance(call.visible, Tensor):
         return False
     text = begins.to(call.visible.device).cumsum(-1)
     across = text[:, None, -call.q.shape[2] :, None] != text[:, None, None, :]
     return not bool((call.visible & across).any())
-
-
-def lazily(batches: Iterable[Batch] | Batch) -> Iterable[Batch]:
-    """`batches`, or the one batch that was given in their place."""
-    return [batches] if isinstance(batches, (Tensor, Mapping)) else batches

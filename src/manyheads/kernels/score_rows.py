@@ -28,8 +28,8 @@ from manyheads.ops.score_rows import (
     BEST,
     COUNT,
     DISTANCE,
+    KEY_SETS,
     LANES,
-    MARKS,
     PAST,
     REFERENCE,
     SQUARES,
@@ -39,8 +39,8 @@ from manyheads.ops.score_rows import (
     WEIGHTED,
     Bounds,
     Rows,
-    Sight,
-    roomy,
+    SequenceView,
+    lane_padded,
 )
 
 __all__ = ["compiled_scan"]
@@ -51,37 +51,40 @@ _WORDS = ir.VectorType(_I32, LANES)
 _SUMS = 9
 
 #: Addresses and sizes of a tile: logits (rows, stride) with `queries` rows a head; low and high (queries,) columns that are
-#: seen; ids (queries,), keys and before (columns,), each 0 where there is none; marks (count, mark_stride).
+#: seen; ids (queries,), keys and before (columns,), each 0 where there is none; key_sets (set_count, set_stride).
 _NAMES = """
     counters rows queries stride logits state fields band band_width low high first_key first_query
-    ids keys before marks mark_stride mark_count
+    ids keys before key_sets set_stride set_count
 """
 _REQUEST = np.dtype([(name, np.int64) for name in _NAMES.split()])
 
 
-def compiled_scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight, bounds: Bounds | None) -> None:
+def compiled_scan(rows: Rows, logits: Tensor, columns: slice, view: SequenceView, bounds: Bounds | None) -> None:
     """Takes a tile of float32 logits (h, r, c) into `rows`, as `rows.scan` does. The logits are lost."""
     h, r, c = logits.shape
-    logits = _roomy_tile(logits)
+    logits = _lane_padded_tile(logits)
     low, high = bounds or (torch.zeros(r, dtype=torch.int64), torch.full((r,), columns.stop))
     low, high = (low - columns.start).clamp(0, c).contiguous(), (high - columns.start).clamp(0, c).contiguous()
-    marks, known = roomy(sight.marks), sight.ids is not None and sight.keys is not None and sight.before is not None
+    key_sets, known = (
+        lane_padded(view.key_sets),
+        view.ids is not None and view.keys is not None and view.before is not None,
+    )
     counters: Any = np.zeros(1, dtype=np.int64)
-    keys, before = (roomy(x) if known and x is not None else None for x in (sight.keys, sight.before))
-    ids = None if sight.ids is None else sight.ids.contiguous()
+    keys, before = (lane_padded(x) if known and x is not None else None for x in (view.keys, view.before))
+    ids = None if view.ids is None else view.ids.contiguous()
     request = np.array(
         (
             counters.ctypes.data, h * r, r, logits.stride(1), logits.data_ptr(), rows.state.data_ptr(), rows.state.shape[2],
             rows.band.data_ptr(), rows.band.shape[2], low.data_ptr(), high.data_ptr(), columns.start,
-            rows.first + sight.offset, _at(ids, rows.first) if known else 0, _at(keys, columns.start),
-            _at(before, columns.start), _at(marks, columns.start), marks.stride(0), marks.shape[0],
+            rows.first + view.offset, _at(ids, rows.first) if known else 0, _at(keys, columns.start),
+            _at(before, columns.start), _at(key_sets, columns.start), key_sets.stride(0), key_sets.shape[0],
         ),
         dtype=_REQUEST,
     )  # fmt: skip
     team.run(_kernel().address, request.ctypes.data, min(team.default_threads(), h * r))
 
 
-def _roomy_tile(logits: Tensor) -> Tensor:
+def _lane_padded_tile(logits: Tensor) -> Tensor:
     """Rows that are whole vectors apart, head after head."""
     h, r, c = logits.shape
     step = logits.stride(1)
@@ -144,9 +147,9 @@ def _visit(r, task, found):
         np.int64(r.before + 4 * begin), np.int64(found.ctypes.data), np.int64(behind),
     )  # fmt: skip
     _add(state, found, behind)
-    for mark in range(r.mark_count):
-        part = dot(place, np.int64(r.marks + 4 * (mark * r.mark_stride + begin)), vectors)
-        state[MARKS + 2 + mark] += part
+    for one in range(r.set_count):
+        part = dot(place, np.int64(r.key_sets + 4 * (one * r.set_stride + begin)), vectors)
+        state[KEY_SETS + 2 + one] += part
 
 
 @compiled
@@ -168,8 +171,8 @@ def _raise_top(state, largest, key):
     state[TOTAL] *= factor
     state[DISTANCE] *= factor
     state[PAST] *= factor
-    for mark in range(MARKS, len(state)):
-        state[mark] *= factor
+    for one in range(KEY_SETS, len(state)):
+        state[one] *= factor
     if not begun:
         state[REFERENCE] = largest
     state[BEST] = key
@@ -185,8 +188,8 @@ def _add(state, found, behind):
     state[SUM] += found[4]
     state[SQUARES] += found[5]
     state[COUNT] += found[6]
-    state[MARKS] += found[7]
-    state[MARKS + 1] += found[8]
+    state[KEY_SETS] += found[7]
+    state[KEY_SETS + 1] += found[8]
 
 
 @intrinsic

@@ -18,8 +18,8 @@ __all__ = [
     "BEST",
     "COUNT",
     "DISTANCE",
+    "KEY_SETS",
     "LANES",
-    "MARKS",
     "PAST",
     "REFERENCE",
     "SQUARES",
@@ -29,10 +29,10 @@ __all__ = [
     "WEIGHTED",
     "Bounds",
     "Rows",
-    "Sight",
-    "fresh",
-    "hide",
-    "roomy",
+    "SequenceView",
+    "init_rows",
+    "lane_padded",
+    "mask_logits",
     "scan",
 ]  # fmt: skip
 
@@ -43,19 +43,19 @@ Bounds = tuple[Tensor, Tensor]
 
 # Fields of a row, all over the keys that it sees: the largest logit; sum of e; sum of e·(l - top); sum of e·|i - j|; sum of
 # e over keys up to the query; a logit near all others, sums of l and l² about it, their number; the key with the largest
-# logit (the first of equals). From MARKS on: sums of e over duplicates of the query's token, over induction targets, and
-# times each row of `Sight.marks`.
-TOP, TOTAL, WEIGHTED, DISTANCE, PAST, REFERENCE, SUM, SQUARES, COUNT, BEST, MARKS = range(11)
+# logit (the first of equals). From KEY_SETS on: sums of e over duplicates of the query's token, over induction targets, and
+# times each row of `SequenceView.key_sets`.
+TOP, TOTAL, WEIGHTED, DISTANCE, PAST, REFERENCE, SUM, SQUARES, COUNT, BEST, KEY_SETS = range(11)
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class SequenceView:
     """One sequence as the rows see it.
 
     real      (t,) queries that are counted, None for all
     ids       (t,) int32 token of each query, and `keys` (s,) of each key, -2 where there is none; None where unknown
     before    (s,) the token before each key, -1 where there is none
-    marks     (f, s) what is summed for each key: the first token, sets of keys
+    key_sets  (f, s) membership of each key, 1 or 0: in the first token, in the sets that were asked for
     offset    position of the first query among the keys
     """
 
@@ -63,15 +63,15 @@ class Sight:
     ids: Tensor | None
     keys: Tensor | None
     before: Tensor | None
-    marks: Tensor
+    key_sets: Tensor
     offset: int
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of queries `first`..: state (h, r, fields), and the logits near the diagonal, band (h, r, 2·reach - 1).
+    """Rows of queries `first`..: state (h, r, fields), and the logits near the diagonal, band (h, r, 2·max_offset - 1).
 
-    band[..., reach - 1 + d] is the logit of the key d before the query; -inf where it is not seen.
+    band[..., max_offset - 1 + d] is the logit of the key d before the query; -inf where it is not seen.
     """
 
     first: int
@@ -79,12 +79,12 @@ class Rows:
     band: Tensor
 
     @property
-    def reach(self) -> int:
-        """Distances 0 to reach - 1 are in the band."""
+    def max_offset(self) -> int:
+        """Distances 0 to max_offset - 1 are in the band."""
         return (self.band.shape[2] + 1) // 2
 
 
-def roomy(x: Tensor) -> Tensor:
+def lane_padded(x: Tensor) -> Tensor:
     """`x` with room behind its last axis for a vector of the compiled scan to be read; itself where it has that already."""
     last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
     held = x.untyped_storage().nbytes() // x.element_size()
@@ -95,18 +95,20 @@ def roomy(x: Tensor) -> Tensor:
     return room[..., : x.shape[-1]]
 
 
-def fresh(heads: int, rows: slice, sight: Sight, *, reach: int, like: Tensor, dtype: torch.dtype) -> Rows:
+def init_rows(
+    heads: int, rows: slice, view: SequenceView, *, max_offset: int, like: Tensor, dtype: torch.dtype
+) -> Rows:
     """Rows that have seen nothing yet."""
     count = rows.stop - rows.start
-    state = like.new_zeros((heads, count, MARKS + 2 + sight.marks.shape[0]), dtype=dtype)
+    state = like.new_zeros((heads, count, KEY_SETS + 2 + view.key_sets.shape[0]), dtype=dtype)
     state[..., TOP] = -torch.inf
-    band = like.new_full((heads, count, 2 * reach - 1), -torch.inf, dtype=dtype)
+    band = like.new_full((heads, count, 2 * max_offset - 1), -torch.inf, dtype=dtype)
     return Rows(rows.start, state, band)
 
 
-def scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight, bounds: Bounds | None) -> None:
+def scan(rows: Rows, logits: Tensor, columns: slice, view: SequenceView, bounds: Bounds | None) -> None:
     """Takes a tile of logits (h, r, c) into `rows`; a key is not seen where they are -inf, nor outside `bounds`."""
-    i = torch.arange(rows.first, rows.first + logits.shape[1], device=logits.device)[:, None] + sight.offset
+    i = torch.arange(rows.first, rows.first + logits.shape[1], device=logits.device)[:, None] + view.offset
     j = torch.arange(columns.start, columns.stop, device=logits.device)[None]
     if bounds is not None:
         logits = torch.where((j >= bounds[0][:, None]) & (j < bounds[1][:, None]), logits, -torch.inf)
@@ -124,7 +126,7 @@ def scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight, bounds: Bound
     parts = [e, e * (i - j).abs(), e * (j <= i)]
     for field, part in zip((TOTAL, DISTANCE, PAST), parts, strict=True):
         state[..., field] = state[..., field] * factor + part.sum(-1)
-    state[..., MARKS:] = state[..., MARKS:] * factor[..., None] + _marked(e, i, j, rows, columns, sight)
+    state[..., KEY_SETS:] = state[..., KEY_SETS:] * factor[..., None] + _key_set_sums(e, i, j, rows, columns, view)
     state[..., TOP] = new
     begun = state[..., COUNT] > 0
     state[..., REFERENCE] = torch.where(begun, state[..., REFERENCE], safe)
@@ -135,20 +137,20 @@ def scan(rows: Rows, logits: Tensor, columns: slice, sight: Sight, bounds: Bound
     _keep_band(rows, logits, i, columns)
 
 
-def _marked(e: Tensor, i: Tensor, j: Tensor, rows: Rows, columns: slice, sight: Sight) -> Tensor:
-    """(h, r, 2 + f): sums of e over duplicates, induction targets, and times each row of marks."""
-    linear = e @ sight.marks[:, columns].to(e.dtype).mT
-    if sight.ids is None or sight.keys is None or sight.before is None:
+def _key_set_sums(e: Tensor, i: Tensor, j: Tensor, rows: Rows, columns: slice, view: SequenceView) -> Tensor:
+    """(h, r, 2 + f): sums of e over duplicates, induction targets, and times each row of key sets."""
+    linear = e @ view.key_sets[:, columns].to(e.dtype).mT
+    if view.ids is None or view.keys is None or view.before is None:
         nothing = linear.new_zeros((*linear.shape[:2], 2))
         return torch.cat((nothing, linear), -1)
-    own = sight.ids[rows.first : rows.first + e.shape[1], None]
-    same = (sight.keys[None, columns] == own) & (i != j)
-    after = (sight.before[None, columns] == own) & (j <= i)
+    own = view.ids[rows.first : rows.first + e.shape[1], None]
+    same = (view.keys[None, columns] == own) & (i != j)
+    after = (view.before[None, columns] == own) & (j <= i)
     return torch.cat(((e * same).sum(-1)[..., None], (e * after).sum(-1)[..., None], linear), -1)
 
 
 def _keep_band(rows: Rows, logits: Tensor, i: Tensor, columns: slice) -> None:
-    distance = torch.arange(1 - rows.reach, rows.reach, device=logits.device)[None]
+    distance = torch.arange(1 - rows.max_offset, rows.max_offset, device=logits.device)[None]
     column = i - distance - columns.start
     inside = (column >= 0) & (column < logits.shape[2])
     if inside.any():
@@ -156,7 +158,7 @@ def _keep_band(rows: Rows, logits: Tensor, i: Tensor, columns: slice) -> None:
         rows.band.copy_(torch.where(inside, found, rows.band))
 
 
-def hide(logits: Tensor, visible: Visible | Tensor | None, at: Grid, sequence: int) -> Tensor:
+def mask_logits(logits: Tensor, visible: Visible | Tensor | None, at: Grid, sequence: int) -> Tensor:
     """A tile of logits (h, r, c) of one sequence with -inf where `visible` says no."""
     if visible is None:
         return logits

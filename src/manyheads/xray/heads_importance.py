@@ -13,11 +13,11 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head
 from manyheads.heads.alignment import Frame
 from manyheads.heads.alignment import frame as usual_frame
+from manyheads.heads.batches import Batch, longest_text
 from manyheads.heads.effects import (
     DRIFT,
     FDR,
     AtFirst,
-    Batch,
     Budget,
     Effects,
     Objective,
@@ -29,7 +29,6 @@ from manyheads.heads.effects import (
     text_objective,
 )
 from manyheads.heads.progress import Pace
-from manyheads.heads.watching import longest_text
 from manyheads.report.jsonform import finite
 from manyheads.xray.parts import Running
 

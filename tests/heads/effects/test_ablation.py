@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.effects import ablate_heads, ablated, head_importance, rank_correlation, removal_curve  # noqa: E402
-from manyheads.heads.effects.activation_cache import Replay  # noqa: E402
+from manyheads.heads.effects.activation_cache import ActivationCache  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from manyheads.ops import softmax  # noqa: E402
 from support.tiny_transformers import build, inputs, logits  # noqa: E402
@@ -226,7 +226,7 @@ def test_what_was_kept_for_a_replay_is_not_written_into() -> None:
 
 def test_a_replay_whose_attention_is_not_what_it_was_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of the prefix takes the outputs that were kept: wrong ones make it compute everything each time."""
-    monkeypatch.setattr(Replay, "__call__", lambda self, call: self._outputs[call.path] + 0.1)
+    monkeypatch.setattr(ActivationCache, "__call__", lambda self, call: self._outputs[call.path] + 0.1)
     model, ids = build("llama"), inputs("llama")["input_ids"]
     found = ablate_heads(model, [ids])
     assert not found.reused
@@ -242,8 +242,8 @@ def test_a_group_goes_with_all_its_queries(name: str, changes: dict[str, Any], s
     model, ids = build(name, dtype=torch.float64, **changes), inputs(name)["input_ids"]
     found = ablate_heads(model, [ids], unit="group", how=how)
     assert (found.unit, found.reused) == ("group", True)
-    for row, place in enumerate(found.places):
-        assert place.group == size
+    for row, place in enumerate(found.modules):
+        assert len(place.group_of(0)) == size
         for first in range(0, place.heads, size):
             heads = [place.head(number) for number in range(first, first + size)]
             with ablated(model, heads, instead=means(model, ids, place.path) if how == "mean" else None):

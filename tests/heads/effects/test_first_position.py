@@ -10,9 +10,10 @@ pytest.importorskip("transformers")
 import torch
 
 from manyheads.heads.address import Head
-from manyheads.heads.effects import ablate_heads, as_batches, first_position_effects
+from manyheads.heads.batches import as_batches
+from manyheads.heads.effects import ablate_heads, first_position_effects
+from manyheads.heads.effects.ablation_run import mean_outputs
 from manyheads.heads.effects.objective import hidden_loss
-from manyheads.heads.effects.removing import mean_outputs
 from support.tiny_transformers import build
 
 

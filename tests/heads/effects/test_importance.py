@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 
 from manyheads.errors import BackendError, ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
+from manyheads.heads.attention_modules import AttentionModule  # noqa: E402
 from manyheads.heads.effects import Importance, head_importance, rank_correlation  # noqa: E402
-from manyheads.heads.effects.scores import ranks  # noqa: E402
-from manyheads.heads.modules import Place  # noqa: E402
+from manyheads.heads.effects.importance_scores import ranks  # noqa: E402
 from support import rounding  # noqa: E402
 from support.tiny_transformers import build, inputs  # noqa: E402
 
@@ -173,8 +173,8 @@ def test_cross_attention_has_rows_of_its_own() -> None:
         return torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten())
 
     found = head_importance(model, [batch], metric=metric)
-    assert [(place.stage, place.layer) for place in found.places].count(("cross", 1)) == 1
-    assert {place.stage for place in found.places} == {"encoder", "decoder", "cross"}
+    assert [(place.stack, place.layer) for place in found.modules].count(("cross", 1)) == 1
+    assert {place.stack for place in found.modules} == {"encoder", "decoder", "cross"}
 
     def loss(model: Any, row: int) -> float:
         with torch.no_grad():
@@ -235,7 +235,9 @@ def test_what_cannot_be_measured_is_said_and_nothing_is_changed() -> None:
 
 def table(scores: list[list[float]], **more: Any) -> Importance:
     values = torch.tensor(scores, dtype=torch.float64)
-    places = tuple(Place(f"layers.{row}", row, "", values.shape[1], values.shape[1]) for row in range(len(scores)))
+    places = tuple(
+        AttentionModule(f"layers.{row}", row, "", values.shape[1], values.shape[1]) for row in range(len(scores))
+    )
     return Importance("zero", values, ~values.isnan(), 0.0, places, values[None], torch.ones(1), 0.0, **more)
 
 
@@ -265,14 +267,18 @@ def test_scores_have_intervals_and_are_told_apart_over_all_heads() -> None:
     """Two heads on three windows, 1, 3, 5 and -1, 0, 2.5: Student's t of 2 degrees, P(|T| > t) = 1 - t / sqrt(2 + t²)."""
     by_batch = torch.tensor([[[1.0, -1.0]], [[3.0, 0.0]], [[5.0, 2.5]]], dtype=torch.float64)
     scores, share = by_batch.mean(0), torch.full((3,), 1 / 3, dtype=torch.float64)
-    found = Importance("zero", scores, scores > -9, 0.0, (Place("a", 0, "", 2, 2),), by_batch, share, 0.0)
+    found = Importance("zero", scores, scores > -9, 0.0, (AttentionModule("a", 0, "", 2, 2),), by_batch, share, 0.0)
     low, high = found.interval()
     assert float(high[0, 0] - low[0, 0]) / 2 == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-5)
     t = [3 / (2 / 3**0.5), 0.5 / (1.8027756377 / 3**0.5)]  # the second one's s² is 3.25
     p = [1 - x / (2 + x * x) ** 0.5 for x in t]
     assert found.q_values()[0].tolist() == pytest.approx([2 * p[0], max(p[1], 2 * p[0])], rel=1e-6)
-    alone = Importance("zero", scores, scores > -9, 0.0, (Place("a", 0, "", 2, 2),), by_batch[:1], torch.ones(1), 0.0)
+    alone = Importance(
+        "zero", scores, scores > -9, 0.0, (AttentionModule("a", 0, "", 2, 2),), by_batch[:1], torch.ones(1), 0.0
+    )
     assert torch.isnan(alone.q_values()).all()
-    slopes = Importance("first-order", scores, scores > 9, 0.0, (Place("a", 0, "", 2, 2),), by_batch, share, 0.0)
+    slopes = Importance(
+        "first-order", scores, scores > 9, 0.0, (AttentionModule("a", 0, "", 2, 2),), by_batch, share, 0.0
+    )
     with pytest.raises(ManyheadsError, match="first-order scores are sizes"):
         slopes.q_values()

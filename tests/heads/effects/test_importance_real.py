@@ -48,7 +48,7 @@ def test_scores_and_ablation_on_real_weights(smollm2: Any) -> None:
     ids = repeated(range(4, 6))
     first = head_importance(smollm2.model, [ids], metric=second_copy)
     assert first.scores.shape == (30, 9)
-    assert [(place.heads, place.kv_heads) for place in first.places] == [(9, 3)] * 30
+    assert [(place.heads, place.kv_heads) for place in first.modules] == [(9, 3)] * 30
     assert first.ranking()[-27:].count(SIX[0]) == 1  # among the tenth that matters most
     quick, plain = (
         ablate_heads(smollm2.model, [ids], metric=second_copy, heads=SIX[:2], reuse=reuse) for reuse in (True, False)

@@ -62,7 +62,7 @@ def test_a_masked_model_is_asked_for_what_is_hidden_and_framed(kind: str) -> Non
     assert loss.item() == pytest.approx(float(-logits[asked, batches[0]["labels"][0, asked]].mean()), rel=1e-5)
     for method in ("first-order", "zero"):
         found = head_importance(model, batches, metric=judge.metric, method=method)
-        assert len(found.heads()) == sum(place.heads for place in found.places)
+        assert len(found.heads()) == sum(place.heads for place in found.modules)
         assert found.scores.abs().max() > 0
 
 
@@ -112,7 +112,7 @@ def test_an_encoder_decoder_without_either_says_the_text_again() -> None:
     assert batch["labels"].tolist() == [[*ROWS[0], -100]]
     assert batch["decoder_input_ids"][0, 1:].tolist() == ROWS[0]
     found = head_importance(model, judge.batches(ROWS), metric=judge.metric)
-    assert {place.stage for place in found.places} == {"encoder", "decoder", "cross"}
+    assert {place.stack for place in found.modules} == {"encoder", "decoder", "cross"}
 
 
 def test_a_causal_model_is_scored_behind_its_frame() -> None:

@@ -13,10 +13,10 @@ pytest.importorskip("transformers")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
+from manyheads.heads.attention_modules import AttentionModule  # noqa: E402
 from manyheads.heads.effects import Importance, ablate_heads, ablated  # noqa: E402
 from manyheads.heads.gates import QUADRANTS, Convergence, Gates, gated, quadrants, train_gates  # noqa: E402
 from manyheads.heads.gates.hard_concrete import drawn, likely, open_probability  # noqa: E402
-from manyheads.heads.modules import Place  # noqa: E402
 from support.tiny_transformers import build, inputs, logits  # noqa: E402
 
 UNIFORM = torch.arange(0.5, 100_000) / 100_000  # every quantile once, in place of chance
@@ -113,7 +113,7 @@ def test_every_family_has_gates(name: str) -> None:
     model, batch = build(name), inputs(name)
     metric = lambda out, _: out[0].square().mean()  # noqa: E731
     found = train_gates(model, [batch], penalty=1.0, steps=40, metric=metric)
-    heads = sum(place.heads for place in found.places)
+    heads = sum(place.heads for place in found.modules)
     assert len(found.kept()) + len(found.closed()) == heads
     assert found.expected[-1] < found.expected[0]
 
@@ -240,13 +240,13 @@ def test_attention_that_did_not_run_while_gates_were_trained_has_none() -> None:
     assert found.closed()
     with gated(encoder, found):
         alone = logits(model, batch)
-    closed = [head._replace(stage="encoder") for head in found.closed()]
+    closed = [head._replace(stack="encoder") for head in found.closed()]
     with ablated(model, closed):
         assert torch.allclose(logits(model, batch), alone, atol=1e-5)
 
 
 def test_needed_and_kept_are_two_questions() -> None:
-    places = (Place("layers.0", 0, "", 4, 4),)
+    places = (AttentionModule("layers.0", 0, "", 4, 4),)
     scores = torch.tensor([[0.5, 0.01, 0.5, -0.3]], dtype=torch.float64)
     values = torch.tensor([[1.0, 0.7, 0.0, 0.0]], dtype=torch.float64)
     ablated = Importance("zero", scores, scores > -9, 0.0, places, scores[None], torch.ones(1), 0.0)

@@ -24,7 +24,7 @@ from manyheads.heads.pruning import (  # noqa: E402
     prune,
     reinitialised,
 )
-from manyheads.heads.pruning.choose import room_for  # noqa: E402
+from manyheads.heads.pruning.choose import removable_range  # noqa: E402
 from manyheads.heads.pruning.plan import now_held  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
@@ -134,7 +134,7 @@ def test_gates_that_closed_say_which_heads_go(ids: Any) -> None:
     model = tiny.build("llama")
     gates = train_gates(model, [ids], penalty=5.0, steps=60, rate=0.3)
     choice = closed_by_gates(gates)
-    assert {head.stage for head in choice.heads} == {""}
+    assert {head.stack for head in choice.heads} == {""}
     assert len(choice.heads) == len(gates.closed())
     with pytest.raises(ManyheadsError, match=r"no gate closed at a penalty of 0 a head.* a higher penalty closes more"):
         closed_by_gates(
@@ -159,8 +159,8 @@ def test_rounds_are_told_with_counts(ids: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_room_is_all_but_one_of_each_layer(ids: Any) -> None:
     known = describe(tiny.build("llama"))  # 3 layers of 2 groups of 3
     held = now_held(known.stated, known.before)
-    assert room_for(held) == (1, 15, "heads")
-    assert room_for(held, whole_groups=True) == (3, 9, "groups of 3")
+    assert removable_range(held) == (1, 15, "heads")
+    assert removable_range(held, whole_groups=True) == (3, 9, "groups of 3")
     assert budget_heads("9", 18, least=3, most=9, what="groups of 3") == 9
     with pytest.raises(ManyheadsError, match="is 10 of 18 heads; expected from 3 to 9 in groups of 3: one of each"):
         budget_heads("10", 18, least=3, most=9, what="groups of 3")

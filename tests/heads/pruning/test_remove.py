@@ -18,7 +18,7 @@ from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.effects import ablated  # noqa: E402
 from manyheads.heads.pruning import describe, make_plan, mask, prune  # noqa: E402
 from manyheads.heads.pruning.plan import head_counts, units  # noqa: E402
-from manyheads.heads.pruning.saving import why_nothing  # noqa: E402
+from manyheads.heads.pruning.savings import why_nothing  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from support import rounding  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402

@@ -124,7 +124,7 @@ def test_collected_as_from_the_matrices_of_eager_attention(family: str, tokenize
     model = build(family)
     asked, around = sentences(12), frame(tokenizer)
     hits = collect(model, tokenizer, asked, around=around)
-    assert {head.stage for head in hits.heads} == {"encoder" if family == "t5" else ""}
+    assert {head.stack for head in hits.heads} == {"encoder" if family == "t5" else ""}
     body = model.get_encoder() if family == "t5" else model
     dropped = 0
     for number in set(hits.sentence.tolist()):

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from manyheads.heads.attention_weights import AttentionWeights  # noqa: E402
 from manyheads.heads.roles import TokenKinds, token_kinds  # noqa: E402
 from manyheads.heads.roles.text_scores import (  # noqa: E402
     OFFSETS,
@@ -18,7 +19,6 @@ from manyheads.heads.roles.text_scores import (  # noqa: E402
     measure_text,
     tokens_apart,
 )
-from manyheads.heads.watching import Look  # noqa: E402
 
 T = 12
 CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()[None, None]
@@ -46,7 +46,7 @@ def measured(weights: torch.Tensor, visible: torch.Tensor = CAUSAL) -> dict[str,
 
 
 def held_against(weights: torch.Tensor, visible: torch.Tensor = CAUSAL) -> dict[str, tuple[float, ...]]:
-    look = Look(weights, visible, "", IDS, IDS)
+    look = AttentionWeights(weights, visible, "", IDS, IDS)
     found = measure_text(look, words=WORDS, rows=slice(0, T))
     return {name: tuple(found[0, 0, at].tolist()) for at, name in enumerate(TEXT_MEASURES)}
 
@@ -154,7 +154,7 @@ def test_cross_attention_is_read_against_the_source() -> None:
     weights = torch.zeros(1, 1, 4, 4)
     for query, key in enumerate((0, 2, 1, 0)):
         weights[0, 0, query, key] = 1.0
-    look = Look(weights, torch.ones(1, 1, 4, 4, dtype=torch.bool), "cross", target, source)
+    look = AttentionWeights(weights, torch.ones(1, 1, 4, 4, dtype=torch.bool), "cross", target, source)
     found = measure_text(look, words=WORDS, rows=slice(0, 2))
     assert found[0, 0, TEXT_MEASURES.index("duplicate token"), 0] == 1.0
 
@@ -190,7 +190,7 @@ def test_what_single_tokens_get() -> None:
     """Three keys of four get 1, 2 and 4 parts of what is not given to the first; their mean is 7/3."""
     weights = torch.tensor([0.3, 0.1, 0.2, 0.4]).expand(1, 1, 4, 4)
     ids = torch.tensor([[5, 6, 7, 6]])
-    look = Look(weights, torch.ones(1, 1, 4, 4, dtype=torch.bool), "", ids, ids)
+    look = AttentionWeights(weights, torch.ones(1, 1, 4, 4, dtype=torch.bool), "", ids, ids)
     found = tokens_apart(look, rows=slice(0, 4))
     assert found.lift[0, 0, 1:].exp().tolist() == pytest.approx([3 / 7, 6 / 7, 12 / 7])
     assert torch.isnan(found.lift[0, 0, 0])
@@ -211,6 +211,6 @@ def test_single_tokens_are_those_of_the_text() -> None:
     weights = torch.tensor([0.4, 0.1, 0.2, 0.3]).expand(1, 1, 4, 4)
     seen = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     for stage, rows in (("", slice(1, 3)), ("decoder", slice(1, 3)), ("encoder", slice(1, 3))):
-        found = tokens_apart(Look(weights, seen, stage, ids, ids), rows=rows)
+        found = tokens_apart(AttentionWeights(weights, seen, stage, ids, ids), rows=rows)
         assert found.lift.exp().flatten().tolist() == pytest.approx([0.5, 1.0])
         assert found.alike.shape == found.itself.shape == (1, 1, 2, 2)

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import torch
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.batches import places
+from manyheads.heads.attention_modules import ModuleIndex
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 from manyheads.ops import softmax
@@ -42,10 +42,9 @@ def test_weights_are_those_of_eager_attention(name: str) -> None:
         torch.testing.assert_close(call.weights(heads=heads, queries=rows), whole[:, heads][:, :, rows])
         torch.testing.assert_close(call.weights(heads=[1]), whole[:, [1]])
 
-    found = places(find_attentions(model))
-    stages: dict[str, list[str]] = {place.stage: [] for place in found}
-    for place in found:
-        stages[place.stage].append(place.path)
+    stages: dict[str, list[str]] = {}
+    for path, stack in ModuleIndex(find_attentions(model)).stacks.items():
+        stages.setdefault(stack, []).append(path)
     expected = {
         stage: rounding.model(
             model, batch, output_attentions=True, pick=lambda answer, stage=stage: torch.stack(theirs(answer, stage))

@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 import torch
 
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.heads.batches import padded, prepared, windows
+from manyheads.heads.batches import padded, prepare, windows
 from manyheads.heads.statistics import MASSES, HeadStatistics, Recorder, head_statistics, streaming
 from manyheads.models.door.door import Call, opened
 from manyheads.ops import softmax
@@ -24,7 +24,7 @@ from support.full_matrices import by_definition
 from support.peak_memory import PEAK_BYTES, needs_proc
 from support.tiny_transformers import CASES, build, inputs, logits
 
-ARRAYS = ("offsets", "top_offsets", "entropy", "distance", "spread", "sink", "output_norm")
+ARRAYS = ("offsets", "top_offsets", "entropy", "distance", "logit_std", "sink_mass", "output_norm")
 BOTH = ("torch", "compiled")
 MEMBERS = frozenset(range(3, 12))
 FAMILIES = ("llama", "mistral", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_next", "jamba", "bert", "modernbert", "t5",
@@ -33,7 +33,7 @@ FAMILIES = ("llama", "mistral", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "qwe
 
 def logits_of(call: Call) -> torch.Tensor:
     options = {name: value for name, value in call.options.items() if name not in ("dropout", "sinks")}
-    return softmax.scores(call.q, call.k, stage="masked", **options)
+    return softmax.scores(call.q, call.k, stack="masked", **options)
 
 
 def recorded(model: Any, batch: dict[str, Any]) -> dict[str, tuple[torch.Tensor, ...]]:
@@ -50,13 +50,13 @@ def recorded(model: Any, batch: dict[str, Any]) -> dict[str, tuple[torch.Tensor,
 def check(found: HeadStatistics, model: Any, batch: dict[str, Any]) -> None:
     """Every figure of every head against the definitions."""
     seen = recorded(model, batch)
-    for row, place in enumerate(found.places):
+    for row, place in enumerate(found.modules):
         weights, logits, out = seen[place.path]
-        side = "decoder_input_ids" if place.stage == "decoder" and "decoder_input_ids" in batch else "input_ids"
-        ids = None if place.stage == "cross" or side not in batch else batch[side].tolist()
-        right = by_definition(weights, logits, ids, reach=found.reach, members=MEMBERS)
-        crossed, heads = place.stage == "cross", weights.shape[1]
-        for name in ("entropy", "spread", "sink", *(() if crossed else ("distance", "offsets", "top_offsets"))):
+        side = "decoder_input_ids" if place.stack == "decoder" and "decoder_input_ids" in batch else "input_ids"
+        ids = None if place.stack == "cross" or side not in batch else batch[side].tolist()
+        right = by_definition(weights, logits, ids, max_offset=found.max_offset, members=MEMBERS)
+        crossed, heads = place.stack == "cross", weights.shape[1]
+        for name in ("entropy", "logit_std", "sink_mass", *(() if crossed else ("distance", "offsets", "top_offsets"))):
             assert getattr(found, name)[row, :heads] == pytest.approx(right[name], abs=2e-6, rel=1e-5), (place, name)
             assert np.isnan(getattr(found, name)[row, heads:]).all()
         for name, expected in right["mass"].items():
@@ -78,7 +78,7 @@ def check(found: HeadStatistics, model: Any, batch: dict[str, Any]) -> None:
 def test_figures_are_those_of_full_matrices(name: str, implementation: str) -> None:
     model, batch = build(name), inputs(name)
     sets = {"members": sorted(MEMBERS)}
-    check(head_statistics(model, [batch], key_sets=sets, reach=4, implementation=implementation), model, batch)
+    check(head_statistics(model, [batch], key_sets=sets, max_offset=4, implementation=implementation), model, batch)
 
 
 @pytest.mark.parametrize("implementation", BOTH)
@@ -90,7 +90,7 @@ def test_long_texts_in_many_tiles(name: str, implementation: str, monkeypatch: p
     model = build(name)
     batch = {"input_ids": torch.randint(3, 40, (1, 75), generator=torch.Generator().manual_seed(3))}
     sets = {"members": sorted(MEMBERS)}
-    check(head_statistics(model, [batch], key_sets=sets, reach=40, implementation=implementation), model, batch)
+    check(head_statistics(model, [batch], key_sets=sets, max_offset=40, implementation=implementation), model, batch)
 
 
 def equal(a: HeadStatistics, b: HeadStatistics, *, atol: float = 2e-6) -> None:
@@ -120,7 +120,7 @@ TEXTS = [[5, 6, 7, 5, 6, 9, 5], [5, 8, 6, 5, 3], [6, 6, 7, 5, 6, 8, 6, 5, 4, 11]
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "deepseek_v3", "gpt2"])
 def test_texts_in_one_row_are_as_texts_by_themselves(name: str, implementation: str) -> None:
     model, sets = build(name), {"members": sorted(MEMBERS)}
-    options: dict[str, Any] = {"key_sets": sets, "reach": 4, "implementation": implementation}
+    options: dict[str, Any] = {"key_sets": sets, "max_offset": 4, "implementation": implementation}
     apart = head_statistics(model, [torch.tensor([text]) for text in TEXTS], **options)
     equal(head_statistics(model, [packed(TEXTS)], **options), apart)
     within = 7 if name in ("mistral", "gemma2") else 10  # windows of 7 keys
@@ -130,7 +130,7 @@ def test_texts_in_one_row_are_as_texts_by_themselves(name: str, implementation: 
 def test_a_row_that_the_model_reads_as_one_text_is_one() -> None:
     """gpt-oss makes its masks without a look at positions: its second text sees the first."""
     model, row = build("gpt_oss", sliding_window=64), packed(TEXTS)
-    found = head_statistics(model, [row], reach=4)
+    found = head_statistics(model, [row], max_offset=4)
     weights = recorded(model, row)["model.layers.0.self_attn"][0]
     assert weights[0, 0, -1, 0] > 0
     assert found.mass["first"][0] == pytest.approx(weights[0, :, :, 0].mean(-1).numpy(), abs=1e-6)
@@ -141,8 +141,8 @@ def test_texts_that_a_mask_of_pairs_tells_apart() -> None:
     text = torch.tensor([number for number, text in enumerate(TEXTS) for _ in text])
     pairs = (text[:, None] == text) & torch.ones(len(text), len(text)).tril().bool()
     equal(
-        head_statistics(model, [{**row, "attention_mask": pairs[None, None]}], reach=4),
-        head_statistics(model, [row], reach=4),
+        head_statistics(model, [{**row, "attention_mask": pairs[None, None]}], max_offset=4),
+        head_statistics(model, [row], max_offset=4),
     )
 
 
@@ -166,7 +166,9 @@ def test_threads_change_nothing(threads: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_chance_by_hand() -> None:
     """Tokens 5 6 5 6 read causally: each query sees i + 1 keys, and a head without preferences gives each 1 / (i + 1)."""
-    found = head_statistics(build("llama"), [torch.tensor([[5, 6, 5, 6]])], key_sets={"fives": [5]}, reach=3).chance
+    found = head_statistics(
+        build("llama"), [torch.tensor([[5, 6, 5, 6]])], key_sets={"fives": [5]}, max_offset=3
+    ).chance
     assert found is not None
     right = {
         "self": Fraction(1 + Fraction(1, 2) + Fraction(1, 3) + Fraction(1, 4), 4),
@@ -209,7 +211,7 @@ def test_o17_o20_in_training_mode_and_under_sdpa() -> None:
     with opened(model, observers=[recorder]):
         recorder.read(batch)
         model(**batch)
-    assert recorder.result().sink.max() < 1e-6
+    assert recorder.result().sink_mass.max() < 1e-6
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -254,7 +256,7 @@ def test_left_padding_leaves_encoders_their_own_positions(name: str) -> None:
     batch = padded([[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]], pad=model.config.pad_token_id or 0, side="left")
     if model.config.is_encoder_decoder:
         batch["decoder_input_ids"] = torch.tensor([[1, 30, 31], [1, 40, 41]])
-    given = prepared(model, batch, device="cpu")
+    given = prepare(model, batch, device="cpu")
     given.pop("logits_to_keep", None)  # of T5Gemma's, whose call gives all
     assert torch.equal(logits(model, given), logits(model, batch))
 
@@ -263,9 +265,9 @@ def test_left_padding_of_a_causal_bert_and_of_a_model_that_places_pictures() -> 
     """A BERT that is a decoder is generated with positions that skip padding; one with its own positions is not given any."""
     batch = padded([[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]], pad=0, side="left")
     causal = build("bert-masked-lm", is_decoder=True)
-    assert prepared(causal, batch, device="cpu")["position_ids"][0].tolist() == [0, 0, 0, 0, 0, 1, 2]
+    assert prepare(causal, batch, device="cpu")["position_ids"][0].tolist() == [0, 0, 0, 0, 0, 1, 2]
     causal.bert.get_rope_index = lambda: None
-    assert "position_ids" not in prepared(causal, batch, device="cpu")
+    assert "position_ids" not in prepare(causal, batch, device="cpu")
 
 
 def test_padding_of_both_sides_of_an_encoder_decoder() -> None:
@@ -351,7 +353,7 @@ def test_o18_o86_no_score_matrix_is_held(python: Any) -> None:
 def test_voita_s_criterion_can_be_read() -> None:
     """A head made to look one token back: its strongest key is there in every query that has one."""
     model = build("llama")
-    found = head_statistics(model, [torch.arange(3, 40)[None]], reach=4)
+    found = head_statistics(model, [torch.arange(3, 40)[None]], max_offset=4)
     assert found.top_offsets.sum(-1) == pytest.approx(np.ones((3, 6)))
     assert found.top_offsets[..., :4].sum() == 0  # causal: nothing ahead
     with pytest.raises(ManyheadsError, match="distance 4 was not told apart; valid: -3 to 3"):
@@ -360,9 +362,9 @@ def test_voita_s_criterion_can_be_read() -> None:
 
 def test_stacks_are_told_apart() -> None:
     found = head_statistics(build("t5"), [inputs("t5")])
-    assert found.stages == ("encoder", "decoder", "cross")
-    assert [len(found.of(stage).places) for stage in found.stages] == [3, 2, 2]
-    assert found.of("cross").chance.places == found.of("cross").places
+    assert found.stacks == ("encoder", "decoder", "cross")
+    assert [len(found.of(stage).modules) for stage in found.stacks] == [3, 2, 2]
+    assert found.of("cross").chance.modules == found.of("cross").modules
     assert found.of("decoder").layers == (0, 1)
     with pytest.raises(ManyheadsError, match=r"no stack 'middle'; valid: 'encoder', 'decoder', 'cross'"):
         found.of("middle")
@@ -416,8 +418,8 @@ def test_bad_requests() -> None:
     model, batch = build("llama"), inputs("llama")
     with pytest.raises(ManyheadsError, match="cannot be called 'self'"):
         head_statistics(model, [batch], key_sets={"self": [1]})
-    with pytest.raises(ManyheadsError, match="reach 1"):
-        head_statistics(model, [batch], reach=1)
+    with pytest.raises(ManyheadsError, match="max_offset 1"):
+        head_statistics(model, [batch], max_offset=1)
     with pytest.raises(BackendError, match="'fast' is not one of auto, torch, compiled"):
         head_statistics(model, [batch], implementation="fast")
     with pytest.raises(BackendError, match="FalconForCausalLM"):
@@ -443,7 +445,7 @@ def test_autocast_does_not_reach_the_figures() -> None:
         with opened(model, observers=[lambda call, out: seen.append(call.weights().float())]), torch.no_grad():
             model(**batch)
     assert found.mass["first"][0] == pytest.approx(seen[0][..., 0].mean((0, 2)).numpy(), abs=2e-3)
-    assert found.sink.max() < 1e-6
+    assert found.sink_mass.max() < 1e-6
 
 
 def test_a_decoder_s_own_tokens_are_never_guessed() -> None:
@@ -459,7 +461,7 @@ def test_a_decoder_s_own_tokens_are_never_guessed() -> None:
 def test_results_are_frozen() -> None:
     found = head_statistics(build("llama"), inputs("llama"))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found.reach = 3  # type: ignore[misc]
+        found.max_offset = 3  # type: ignore[misc]
 
 
 @pytest.mark.real

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Heads, OneHead, addresses, check_heads
-from manyheads.heads.batches import places as stacks
-from manyheads.heads.effects.metrics import Metric, as_batches
-from manyheads.heads.effects.removing import Job, Removal, Removing
-from manyheads.heads.effects.replacing import METHODS, Replacing
-from manyheads.heads.effects.scores import Importance
-from manyheads.heads.modules import Place, seen, select
+from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, select
+from manyheads.heads.batches import BatchLike, as_batches
+from manyheads.heads.effects.ablation_run import AblationRun, Job, Removal
+from manyheads.heads.effects.importance_scores import Importance
+from manyheads.heads.effects.metrics import Metric
+from manyheads.heads.effects.replaced_outputs import METHODS, HeadReplacement
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 from manyheads.quoting import shown
@@ -36,7 +36,7 @@ Say = Callable[[int, int], None]
 
 def ablate_heads(
     model: Any,
-    batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
+    batches: Iterable[BatchLike],
     *,
     how: str = "zero",
     metric: Metric | None = None,
@@ -66,8 +66,8 @@ def ablate_heads(
     if unit not in UNITS:
         raise ManyheadsError(f"unit={shown(unit)} is not one of {', '.join(map(repr, UNITS))}")
     given = as_batches(model, batches)
-    with Removing(model, given, how, metric, positions=positions, means=means, reuse=reuse).open() as run:
-        jobs = _jobs(run.places, heads, unit)
+    with AblationRun(model, given, how, metric, positions=positions, means=means, reuse=reuse).open() as run:
+        jobs = _jobs(run.modules, heads, unit)
         by_batch, baselines, weights = [], [], []
         for number in range(len(given)):
             told = _told(say, number * len(jobs), len(given) * len(jobs))
@@ -80,17 +80,17 @@ def ablate_heads(
         tables = torch.stack(by_batch)
         scores = torch.einsum("nrh,n->rh", tables, share)
         return Importance(
-            how, scores, ~torch.isnan(scores), baseline, run.places, tables, share, time.perf_counter() - began,
+            how, scores, ~torch.isnan(scores), baseline, run.modules, tables, share, time.perf_counter() - began,
             reused=run.reused, unit=unit,
         )  # fmt: skip
 
 
-def _jobs(places: Sequence[Place], heads: Heads | None, unit: str) -> list[Job]:
+def _jobs(modules: Sequence[AttentionModule], heads: Heads | None, unit: str) -> list[Job]:
     """What is taken away at a time: (row, its heads)."""
     found: dict[Job, None] = {}
-    for row, numbers in select(places, heads).items():
+    for row, numbers in select(modules, heads).items():
         for number in numbers:
-            found[row, places[row].partners(number) if unit == "group" else (number,)] = None
+            found[row, modules[row].group_of(number) if unit == "group" else (number,)] = None
     return list(found)
 
 
@@ -100,7 +100,7 @@ def _told(say: Say, done: int, total: int) -> Callable[[int], None]:
 
 def removal_curve(
     model: Any,
-    batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
+    batches: Iterable[BatchLike],
     order: Sequence[OneHead],
     *,
     counts: Sequence[int],
@@ -112,7 +112,7 @@ def removal_curve(
 
     `how` as in `ablation`. ManyheadsError for a head that does not exist or is named twice, and a count beyond the order.
     """
-    with Removing(model, as_batches(model, batches), how, metric).open() as run:
+    with AblationRun(model, as_batches(model, batches), how, metric).open() as run:
         return run.together(order, counts, say=say)
 
 
@@ -129,27 +129,27 @@ def ablated(model: Any, heads: Heads, *, instead: Mapping[str, Tensor] | None = 
         yield
 
 
-class _Masked(Replacing):
+class _Masked(HeadReplacement):
     """Heads known by their addresses; how many a layer has is seen when it is called."""
 
     def __init__(self, model: Any, heads: Heads) -> None:
         super().__init__()
         self._asked: dict[tuple[str, int], list[int]] = {}
         for head in addresses(heads):
-            self._asked.setdefault((head.stage, head.layer), []).append(head.head)
-        self._places = {place.path: place for place in stacks(find_attentions(model))}
-        there = {(place.stage, place.layer) for place in self._places.values()}
-        missing = next((place for place in self._asked if place not in there), None)
+            self._asked.setdefault((head.stack, head.layer), []).append(head.head)
+        self._modules = ModuleIndex(find_attentions(model))
+        there = self._modules.layers
+        missing = next((layer for layer in self._asked if layer not in there), None)
         if missing is not None:
-            names = ", ".join(f"{stage}/{layer}" if stage else str(layer) for stage, layer in sorted(there))
+            names = ", ".join(f"{stack}/{layer}" if stack else str(layer) for stack, layer in sorted(there))
             raise ManyheadsError(
-                f"there is no layer {missing[1]}{f' of the stage {missing[0]}' if missing[0] else ''}; layers with "
+                f"there is no layer {missing[1]}{f' of the stack {missing[0]}' if missing[0] else ''}; layers with "
                 f"attention: {names}"
             )
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
-        place = seen(self._places[call.path], out.shape[1], call.k.shape[1])
-        mine = self._asked.get((place.stage, place.layer), [])
-        check_heads({place.layer: mine} if mine else {}, [place.columns] * (place.layer + 1), stage=place.stage)
-        self.gone = {call.path: place.slots(number for number in mine if number in place.numbers)}
+        module = self._modules.of(call)
+        mine = self._asked.get((module.stack, module.layer), [])
+        check_heads({module.layer: mine} if mine else {}, [module.columns] * (module.layer + 1), stack=module.stack)
+        self.gone = {call.path: module.indices(number for number in mine if number in module.numbers)}
         return super().__call__(call, out)

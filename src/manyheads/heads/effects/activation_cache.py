@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from manyheads.models.door.door import Call, opened
 
-__all__ = ["Replay", "replaying"]
+__all__ = ["ActivationCache", "caching_activations"]
 
 _ABSENT = object()
 
 
-class Replay:
+class ActivationCache:
     """What the blocks of a model returned, in the order of their calls, and which of them are skipped.
 
     Blocks are the elements of the lists of layers that hold attention. After `record` and a forward, `skip_to(path)` lets
@@ -83,13 +83,13 @@ class Replay:
 
 
 @contextmanager
-def replaying(model: nn.Module, paths: Iterable[str]) -> Iterator[Replay]:
+def caching_activations(model: nn.Module, paths: Iterable[str]) -> Iterator[ActivationCache]:
     """The blocks of `model` that hold the attention modules `paths`, and their siblings, pass through a `Replay`.
 
     Their forwards are put back as they were, also after an exception. Use it without gradients: what is kept has none, and
     inside the doors whose gates change heads.
     """
-    replay, held, wanted = Replay(), [], list(paths)
+    replay, held, wanted = ActivationCache(), [], list(paths)
     try:
         for name, block in _blocks(model, wanted).items():
             held.append((block, block.__dict__.get("forward", _ABSENT)))
@@ -103,7 +103,7 @@ def replaying(model: nn.Module, paths: Iterable[str]) -> Iterator[Replay]:
                 block.__dict__["forward"] = before
 
 
-def _through(replay: Replay, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+def _through(replay: ActivationCache, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def forward(*args: Any, **keywords: Any) -> Any:
         return replay.call(name, compute, args, keywords)

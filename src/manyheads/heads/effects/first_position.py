@@ -15,11 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from manyheads.heads.address import Head
-from manyheads.heads.effects.metrics import Batch, Metric, as_batches
-from manyheads.heads.effects.removing import Job, Removing
-from manyheads.heads.effects.replacing import has_first
+from manyheads.heads.attention_modules import AttentionModule
+from manyheads.heads.batches import Batch, as_batches
+from manyheads.heads.effects.ablation_run import AblationRun, Job
+from manyheads.heads.effects.metrics import Metric
+from manyheads.heads.effects.replaced_outputs import has_first
 from manyheads.heads.effects.two_phase import two_phase_estimate
-from manyheads.heads.modules import Place
 from manyheads.heads.progress import Pace
 
 __all__ = ["AtFirst", "first_position_effects"]
@@ -54,35 +55,35 @@ def first_position_effects(
     means   what heads give instead, {path: (h, v)}
     """
     given = as_batches(model, batches)
-    with Removing(model, given, "mean", metric, positions="first", means=means).open() as run:
-        modules = dict(model.named_modules())
-        rows = [row for row, place in enumerate(run.places) if has_first(modules[place.path], place.stage)]
+    with AblationRun(model, given, "mean", metric, positions="first", means=means).open() as run:
+        by_path = dict(model.named_modules())
+        rows = [row for row, module in enumerate(run.modules) if has_first(by_path[module.path], module.stack)]
         if not rows:
             return ()
         # Half of the windows will do to choose layers.
-        together = _added(run, [(row, run.places[row].numbers) for row in rows], -(-len(given) // 2), pace)
+        together = _added(run, [(row, run.modules[row].numbers) for row in rows], -(-len(given) // 2), pace)
         by_layer = {
-            row: abs(together[:, row, run.places[row].numbers[0]].mean()) for row in rows if run.places[row].numbers
+            row: abs(together[:, row, run.modules[row].numbers[0]].mean()) for row in rows if run.modules[row].numbers
         }
         most = sorted(by_layer, key=lambda row: -by_layer[row])[:_LAYERS]
-        alone = [(row, (number,)) for row in most for number in run.places[row].numbers]
+        alone = [(row, (number,)) for row in most for number in run.modules[row].numbers]
         found = _added(run, alone, len(given), pace)
-        told = [_told(run.places[row], number, found[:, row, number], halves) for row, (number,) in alone]
+        told = [_told(run.modules[row], number, found[:, row, number], halves) for row, (number,) in alone]
     return tuple(sorted(told, key=lambda one: -abs(one.loss)))
 
 
-def _added(run: Removing, jobs: Sequence[Job], count: int, pace: Pace | None) -> np.ndarray:
+def _added(run: AblationRun, jobs: Sequence[Job], count: int, pace: Pace | None) -> np.ndarray:
     """(batches, rows, heads) of what each job adds."""
     pace = pace or Pace(lambda _: None)
     pace.say(f"the first position: {len(jobs)} times on the beginnings of {count} windows")
     return np.stack([run.added(number, jobs)[0].numpy() for number in range(count)])
 
 
-def _told(place: Place, number: int, rises: np.ndarray, halves: Sequence[int]) -> AtFirst:
+def _told(module: AttentionModule, number: int, rises: np.ndarray, halves: Sequence[int]) -> AtFirst:
     found = two_phase_estimate(rises[:, None], rises[:, None], range(len(rises)))
     low, high = (float(end[0]) for end in found.interval)
     half = np.array(halves)
     return AtFirst(
-        place.head(number), float(rises.mean()), low, high, float(rises[np.abs(rises).argmax()]),
+        module.head(number), float(rises.mean()), low, high, float(rises[np.abs(rises).argmax()]),
         (float(rises[half == 0].mean()), float(rises[half == 1].mean())),
     )  # fmt: skip

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Heads
+from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, head_table, select
+from manyheads.heads.batches import Batch, BatchLike, as_batches
 from manyheads.heads.effects.ablation import METHODS, ablate_heads
-from manyheads.heads.effects.metrics import Batch, Metric, as_batches, measured, metric_of
-from manyheads.heads.effects.scores import Importance, rank_correlation
-from manyheads.heads.modules import Place, Placing, select, table
+from manyheads.heads.effects.importance_scores import Importance, rank_correlation
+from manyheads.heads.effects.metrics import Metric, measured, metric_of
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 from manyheads.quoting import shown
@@ -34,7 +35,7 @@ FIRST_ORDER = "first-order"
 
 def head_importance(
     model: Any,
-    batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
+    batches: Iterable[BatchLike],
     *,
     metric: Metric | None = None,
     method: str = FIRST_ORDER,
@@ -89,10 +90,10 @@ def _first_order(
             "outside, or use method='zero', 'mean' or 'resample', which need none"
         )
     began = time.perf_counter()
-    ones, placing = _Ones(), Placing(find_attentions(model))
+    ones, index = _Ones(), ModuleIndex(find_attentions(model))
     parts: list[dict[str, Tensor]] = []
     values, weights = [], []
-    with frozen(model), asking(model), opened(model, gates=[ones], observers=[placing], mode=mode) as door:
+    with frozen(model), asking(model), opened(model, gates=[ones], observers=[index], mode=mode) as door:
         for number, batch in enumerate(batches):
             value, weight = measured(model, batch, metric_of(model, batch, metric))
             parts.append(_slopes(model, value, ones))
@@ -100,15 +101,15 @@ def _first_order(
             values.append(value.item())
             weights.append(weight)
             say(number + 1, len(batches))
-        places = placing.places(door)
+        modules = index.called(door)
     share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
-    chosen = select(places, heads)
-    by_batch = torch.stack([_table(places, chosen, part, lambda g: g.abs().sum(0)) for part in parts])
-    signed = torch.stack([_table(places, chosen, part, lambda g: g.sum(0)) for part in parts])
+    chosen = select(modules, heads)
+    by_batch = torch.stack([_table(modules, chosen, part, lambda g: g.abs().sum(0)) for part in parts])
+    signed = torch.stack([_table(modules, chosen, part, lambda g: g.sum(0)) for part in parts])
     baseline = float(torch.tensor(values, dtype=torch.float64) @ share)
     scores = torch.einsum("nrh,n->rh", by_batch, share)
     return Importance(
-        FIRST_ORDER, scores, torch.zeros_like(scores, dtype=torch.bool), baseline, places, by_batch, share,
+        FIRST_ORDER, scores, torch.zeros_like(scores, dtype=torch.bool), baseline, modules, by_batch, share,
         time.perf_counter() - began, torch.einsum("nrh,n->rh", signed, share),
     )  # fmt: skip
 
@@ -135,14 +136,14 @@ def backward(model: Any, value: Tensor, inputs: Sequence[Tensor]) -> None:
 
 
 def _table(
-    places: Sequence[Place], chosen: Mapping[int, Sequence[int]], values: Mapping[str, Tensor],
+    modules: Sequence[AttentionModule], chosen: Mapping[int, Sequence[int]], values: Mapping[str, Tensor],
     fold: Callable[[Tensor], Tensor],
 ) -> Tensor:  # fmt: skip
     """(rows, heads) of a value a head, NaN where there is none. A batch that did not call a module says nothing of it."""
-    filled = table(places)
+    filled = head_table(modules)
     for row, heads in chosen.items():
-        found = values.get(places[row].path)
-        filled[row, list(heads)] = 0.0 if found is None else fold(found)[places[row].slots(heads)]
+        found = values.get(modules[row].path)
+        filled[row, list(heads)] = 0.0 if found is None else fold(found)[modules[row].indices(heads)]
     return filled
 
 

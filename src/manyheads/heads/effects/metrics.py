@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.batches import lazily, packed, prepared
+from manyheads.heads.batches import Batch, packed
 
 __all__ = [
     "IGNORED",
-    "Batch",
     "Metric",
-    "as_batches",
     "is_causal",
     "measured",
     "metric_of",
@@ -24,29 +22,12 @@ __all__ = [
     "summed_cross_entropy",
 ]
 
-# A batch is what the model takes: {"input_ids": ..., "attention_mask": ...}.
-Batch = dict[str, Any]
 # Takes the model's output and the batch; returns a mean over what it judges, lower is better, and may add the number of
 # things that it is the mean of: (value, count). Without it each sequence counts once.
 Metric = Callable[[Any, Batch], Tensor | tuple[Tensor, float]]
 
 IGNORED = -100  # the label that transformers does not score
 _BLOCK_NUMBERS = 1 << 22  # logits that a loss is made of at a time
-
-
-def as_batches(model: Any, batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]]) -> list[Batch]:
-    """Batches on the device of the model; a tensor or a list of token ids stands for {"input_ids": ...}."""
-    found = [_batch(model, batch) for batch in lazily(batches)]
-    if not found:
-        raise ManyheadsError("no text was given; at least one batch of two tokens is needed")
-    return found
-
-
-def _batch(model: Any, batch: Mapping[str, Any] | Tensor | Sequence[int]) -> Batch:
-    found = prepared(model, batch, device=next(model.parameters()).device)
-    if not isinstance(batch, Mapping) or "logits_to_keep" not in batch:
-        found.pop("logits_to_keep", None)  # the statistics want one, and a loss wants all
-    return found
 
 
 def metric_of(model: Any, batch: Batch, metric: Metric | None) -> Metric:

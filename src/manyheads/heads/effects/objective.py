@@ -29,15 +29,8 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.alignment import Frame
-from manyheads.heads.effects.metrics import (
-    IGNORED,
-    Batch,
-    Metric,
-    as_batches,
-    is_causal,
-    next_token_loss,
-    summed_cross_entropy,
-)
+from manyheads.heads.batches import Batch, as_batches
+from manyheads.heads.effects.metrics import IGNORED, Metric, is_causal, next_token_loss, summed_cross_entropy
 from manyheads.heads.pruning import describe
 from manyheads.models.door.door import opened
 

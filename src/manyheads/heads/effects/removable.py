@@ -12,8 +12,9 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import OneHead
-from manyheads.heads.effects.metrics import Metric, as_batches
-from manyheads.heads.effects.removing import Removing
+from manyheads.heads.batches import as_batches
+from manyheads.heads.effects.ablation_run import AblationRun
+from manyheads.heads.effects.metrics import Metric
 
 __all__ = ["DRAWS", "Removable", "count_removable", "crossing"]
 
@@ -59,7 +60,7 @@ def count_removable(
     if len(batches) < 2:
         raise ManyheadsError(f"{len(batches)} batch of text: an interval of how many heads can go needs at least 2")
     total = len(order)
-    with Removing(model, as_batches(model, batches), how, metric).open() as run:
+    with AblationRun(model, as_batches(model, batches), how, metric).open() as run:
         curve = _Curve(run, order, say)
         _climb(curve, total, share)
         draw = np.random.default_rng(seed).integers(0, len(batches), (DRAWS, len(batches)))
@@ -75,7 +76,7 @@ def count_removable(
 class _Curve:
     """The losses on each batch with so many heads gone, of the numbers that were tried."""
 
-    def __init__(self, run: Removing, order: Sequence[OneHead], say: Callable[[], None]) -> None:
+    def __init__(self, run: AblationRun, order: Sequence[OneHead], say: Callable[[], None]) -> None:
         self._run, self._order, self._say = run, order, say
         self._found: dict[int, tuple[float, ...]] = {}
 

@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING
 from manyheads.lazy import lazy
 
 if TYPE_CHECKING:
-    from manyheads.heads.gates import QUADRANTS, Convergence, Gates, gated, quadrants, train_gates
+    from manyheads.heads.gates.train import QUADRANTS, Convergence, Gates, gated, quadrants, train_gates
 
 __all__ = ["QUADRANTS", "Convergence", "Gates", "gated", "quadrants", "train_gates"]
 
 _HOMES = {
-    "Convergence": "train",
-    "Gates": "train",
-    "QUADRANTS": "train",
-    "gated": "train",
-    "quadrants": "train",
-    "train_gates": "train",
+    "train": ("QUADRANTS", "Convergence", "Gates", "gated", "quadrants", "train_gates"),
 }
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, {name: home for home, names in _HOMES.items() for name in names})

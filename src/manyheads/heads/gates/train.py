@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,9 +26,10 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
-from manyheads.heads.effects import Batch, Importance, Metric, as_batches, asking, frozen, measured, metric_of
+from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, head_table
+from manyheads.heads.batches import Batch, BatchLike, as_batches
+from manyheads.heads.effects import Importance, Metric, asking, frozen, measured, metric_of
 from manyheads.heads.gates.hard_concrete import drawn, likely, open_probability
-from manyheads.heads.modules import Place, Placing, table
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 from manyheads.quoting import shown
@@ -65,7 +66,7 @@ class Convergence:
 class Gates:
     """Trained gates.
 
-    a             the trained numbers, (rows, heads), NaN where there is no head; row i belongs to `places[i]`
+    a             the trained numbers, (rows, heads), NaN where there is no head; row i belongs to `modules[i]`
     values        the gates without noise, (rows, heads): 0 is closed
     open          (rows, heads): the probability of being open
     per           "head", or "group": all query heads that share a key/value head have one gate
@@ -79,7 +80,7 @@ class Gates:
     a: Tensor
     values: Tensor
     open: Tensor
-    places: tuple[Place, ...]
+    modules: tuple[AttentionModule, ...]
     per: Per
     penalty: float
     baseline: float
@@ -107,12 +108,12 @@ class Gates:
         return self._where(self.values > 0)
 
     def _where(self, mask: Tensor) -> tuple[Head, ...]:
-        return tuple(self.places[row].head(head) for row, head in mask.nonzero().tolist())
+        return tuple(self.modules[row].head(head) for row, head in mask.nonzero().tolist())
 
 
 def train_gates(
     model: Any,
-    batches: Iterable[Mapping[str, Any] | Tensor | Sequence[int]],
+    batches: Iterable[BatchLike],
     *,
     penalty: float,
     steps: int = _STEPS,
@@ -141,15 +142,15 @@ def train_gates(
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad] if weight_rate else []
     drawing = _Drawing(per, seed)
     with _held(model, weights), opened(model, mode="train" if weight_rate else "eval"):
-        places, baseline = _whole(model, given, metric)
-        drawing.place(places)
+        modules, baseline = _whole(model, given, metric)
+        drawing.start(modules)
         losses, expected = _descend(model, given, metric, drawing, weights, (steps, penalty, rate, weight_rate), say)
-        a = drawing.table(places)
+        a = drawing.table(modules)
         values = likely(a)
-        loss_with = _mean_loss(model, given, metric, _Fixed(places, values))
-        loss_without = _mean_loss(model, given, metric, _Fixed(places, (values > 0).to(values.dtype)))
+        loss_with = _mean_loss(model, given, metric, _Fixed(modules, values))
+        loss_without = _mean_loss(model, given, metric, _Fixed(modules, (values > 0).to(values.dtype)))
     return Gates(
-        a, values, open_probability(a), places, per, penalty, baseline, loss_with, loss_without, tuple(losses),
+        a, values, open_probability(a), modules, per, penalty, baseline, loss_with, loss_without, tuple(losses),
         tuple(expected), _convergence(drawing, expected, rate), time.perf_counter() - began,
     )  # fmt: skip
 
@@ -185,16 +186,16 @@ class _Drawing:
         self.a: dict[str, Tensor] = {}
         self.works: dict[str, Tensor] = {}  # the heads behind each gate, without those that were removed before
 
-    def place(self, places: Sequence[Place]) -> None:
-        """One number for each head or group of these places."""
-        for place in places:
-            kv_heads = place.kv_heads if place.heads % place.kv_heads == 0 else place.heads
-            count = kv_heads if self._per == "group" else place.heads
-            self.a[place.path] = torch.full((count,), _START, requires_grad=True)
-            self._sizes[place.path] = place.heads // count
-            works = torch.zeros(place.heads)
-            works[place.slots(place.numbers)] = 1
-            self.works[place.path] = works.view(count, -1).sum(1)
+    def start(self, modules: Sequence[AttentionModule]) -> None:
+        """One number for each head or group of these modules."""
+        for module in modules:
+            kv_heads = module.kv_heads if module.heads % module.kv_heads == 0 else module.heads
+            count = kv_heads if self._per == "group" else module.heads
+            self.a[module.path] = torch.full((count,), _START, requires_grad=True)
+            self._sizes[module.path] = module.heads // count
+            works = torch.zeros(module.heads)
+            works[module.indices(module.numbers)] = 1
+            self.works[module.path] = works.view(count, -1).sum(1)
 
     def renew(self) -> None:
         """The next forward draws anew."""
@@ -204,12 +205,12 @@ class _Drawing:
         """The expected number of open heads."""
         return torch.stack([(open_probability(a) * self.works[path]).sum() for path, a in self.a.items()]).sum()
 
-    def table(self, places: Sequence[Place]) -> Tensor:
+    def table(self, modules: Sequence[AttentionModule]) -> Tensor:
         """The numbers of all heads, (rows, heads), NaN where there is none."""
-        filled = table(places)
-        for row, place in enumerate(places):
-            wide = self._wide(place.path, self.a[place.path].detach()).double()
-            filled[row, list(place.numbers)] = wide[place.slots(place.numbers)]
+        filled = head_table(modules)
+        for row, module in enumerate(modules):
+            wide = self._wide(module.path, self.a[module.path].detach()).double()
+            filled[row, list(module.numbers)] = wide[module.indices(module.numbers)]
         return filled
 
     def _wide(self, path: str, values: Tensor) -> Tensor:
@@ -229,11 +230,11 @@ class _Drawing:
 class _Fixed:
     """A gate that multiplies the heads by given values (rows, heads)."""
 
-    def __init__(self, places: Sequence[Place], values: Tensor) -> None:
+    def __init__(self, modules: Sequence[AttentionModule], values: Tensor) -> None:
         self._values: dict[str, Tensor] = {}
-        for row, place in enumerate(places):
-            self._values[place.path] = torch.ones(place.heads, dtype=values.dtype)
-            self._values[place.path][place.slots(place.numbers)] = values[row, list(place.numbers)]
+        for row, module in enumerate(modules):
+            self._values[module.path] = torch.ones(module.heads, dtype=values.dtype)
+            self._values[module.path][module.indices(module.numbers)] = values[row, list(module.numbers)]
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
         values = self._values.get(call.path)
@@ -251,19 +252,19 @@ def gated(model: Any, gates: Gates, *, hard: bool = True) -> Iterator[None]:
     Raises ManyheadsError for gates of another model.
     """
     known = set(find_attentions(model).paths.values())
-    strange = [place.path for place in gates.places if place.path not in known]
+    strange = [module.path for module in gates.modules if module.path not in known]
     if strange:
         raise ManyheadsError(f"the gates are of another model: {type(model).__name__} has no attention {strange[0]}")
     values = (gates.values > 0).to(gates.values.dtype) if hard else gates.values
-    with opened(model, gates=[_Fixed(gates.places, values)]):
+    with opened(model, gates=[_Fixed(gates.modules, values)]):
         yield
 
 
-def _whole(model: Any, batches: list[Batch], metric: Metric | None) -> tuple[tuple[Place, ...], float]:
-    placing = Placing(find_attentions(model))
-    with opened(model, observers=[placing]) as door:
+def _whole(model: Any, batches: list[Batch], metric: Metric | None) -> tuple[tuple[AttentionModule, ...], float]:
+    index = ModuleIndex(find_attentions(model))
+    with opened(model, observers=[index]) as door:
         baseline = _mean_loss(model, batches, metric, None)
-        return placing.places(door), baseline
+        return index.called(door), baseline
 
 
 def _mean_loss(
@@ -362,7 +363,7 @@ def quadrants(gates: Gates, ablated: Importance, *, tolerance: float | None = No
     "kept" alone is a head whose work others can take over one at a time, not all together; "needed" alone is one that the
     whole model leans on and the smaller one does without. ManyheadsError where `ablated` is no exact ablation of this model.
     """
-    if ablated.places != gates.places:
+    if ablated.modules != gates.modules:
         raise ManyheadsError("the gates and the ablation are of two different models")
     if not bool((ablated.exact == ~torch.isnan(gates.values)).all()):
         raise ManyheadsError(

@@ -19,14 +19,13 @@ from manyheads.checkpoints.reading import open_model
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head, parse_head
 from manyheads.heads.alignment import Frame, frame
-from manyheads.heads.batches import windows
+from manyheads.heads.attention_modules import row_of
+from manyheads.heads.batches import longest_text, windows
 from manyheads.heads.effects import FDR, Importance, head_importance, reads_with_decoder, text_objective
 from manyheads.heads.left_out import LeftOut, present
-from manyheads.heads.modules import place_of
 from manyheads.heads.progress import Pace
 from manyheads.heads.roles import LEAST_EFFECT, RoleReport, Sentence, head_roles, read_conllu, token_kinds
 from manyheads.heads.statistics import HeadStatistics, head_statistics
-from manyheads.heads.watching import longest_text
 from manyheads.models.load.model import Loaded, check_runnable, hushed, load_model
 from manyheads.models.load.text import Reading
 from manyheads.models.scoring import first_tokens
@@ -37,7 +36,10 @@ __all__ = ["IMPORTANCE", "SCHEMA", "Request", "overview"]
 
 SCHEMA = "manyheads.heads/1"
 IMPORTANCE = ("first-order", "zero", "mean", "resample", "none")
-_PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
+# The figures by their names in the object, and where HeadStatistics has them.
+_PLAIN = {
+    "entropy": "entropy", "distance": "distance", "spread": "logit_std", "sink": "sink_mass", "output_norm": "output_norm",
+}  # fmt: skip
 
 Say = Callable[[str], None]
 # Is shown the model while it is there: (loaded, what is told, the text, its tokens, what is put around them).
@@ -114,7 +116,7 @@ def _told(
 ) -> tuple[dict[str, Any], list[int], Frame]:
     ids, goes_on, around = _text(request, name, loaded)
     # The two ends of a short batch: enough to know which heads there are, before anything takes long.
-    two = head_statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], reach=2)
+    two = head_statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], max_offset=2)
     one = None if one is None else _there(two, one)
     width = longest_text(loaded.model, request.window + len(around.before) + len(around.after))
     width -= len(around.before) + len(around.after)
@@ -132,7 +134,7 @@ def _told(
             "name": request.reading.name, "sha256": request.reading.sha256, "tokens": len(ids), "window": width,
             "windows": len(parts), "goes_on": goes_on, "left_out": _alone(ids, width), "around": around.said, "decoder_reads_the_same": _both(loaded.model),
         },
-        "reach": found.reach, "heads": _heads(found, tested, scores), "chance": _chance(found),
+        "reach": found.max_offset, "heads": _heads(found, tested, scores), "chance": _chance(found),
         "one": None if one is None else _one(found, one), "uncalled": list(found.uncalled),
         "roles": None if tested is None else tested.as_json(), "without_roles": why_no_roles,
         "importance": None if scores is None else {"method": scores.method, "loss": scores.baseline, **about},
@@ -168,25 +170,25 @@ def _both(model: Any) -> bool:
 def _there(found: HeadStatistics, head: Head) -> Head:
     """The head that is meant: an address without a stage is the decoder's where a model has several stacks, as in `prune`.
     ManyheadsError, naming what there is, where there is none."""
-    if not head.stage and "" not in found.stages and "decoder" in found.stages:
-        head = head._replace(stage="decoder")
+    if not head.stack and "" not in found.stacks and "decoder" in found.stacks:
+        head = head._replace(stack="decoder")
     _row(found, head)
     return head
 
 
 def _row(found: HeadStatistics, head: Head) -> int:
-    for row, place in enumerate(found.places):
-        if (place.stage, place.layer) != (head.stage, head.layer):
+    for row, module in enumerate(found.modules):
+        if (module.stack, module.layer) != (head.stack, head.layer):
             continue
         if head.head in _numbers(found, row):
             return row
-        if place.held is not None and head.head in place.held.removed:
+        if module.pruned is not None and head.head in module.pruned.removed:
             left = ", ".join(map(str, _numbers(found, row))) or "none"
             raise ManyheadsError(f"--head {format_head(head)} was removed before; its layer still has {left}")
     said = []
-    for stage in found.stages:
-        rows = [row for row, place in enumerate(found.places) if place.stage == stage]
-        layers = [found.places[row].layer for row in rows]
+    for stage in found.stacks:
+        rows = [row for row, module in enumerate(found.modules) if module.stack == stage]
+        layers = [found.modules[row].layer for row in rows]
         most = max((number for row in rows for number in _numbers(found, row)), default=0)
         said.append(f"{stage}{' ' * bool(stage)}layers {min(layers)} to {max(layers)} with heads 0 to {most}")
     raise ManyheadsError(f"--head {format_head(head)}: there is no such head; the model has {'; '.join(said)}")
@@ -237,11 +239,11 @@ def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance 
     labels = {} if tested is None else tested.labels()
     costs = _costs(scores)
     rows = []
-    for row, place in enumerate(found.places):
+    for row, module in enumerate(found.modules):
         for number in _numbers(found, row):
-            head = Head(place.layer, number, place.stage)
+            head = Head(module.layer, number, module.stack)
             rows.append(
-                {"head": format_head(head), "stage": place.stage, "layer": place.layer, "number": number}
+                {"head": format_head(head), "stage": module.stack, "layer": module.layer, "number": number}
                 | _figures(found, row, number) | _strongest(found, row, number)
                 | {"role": labels.get(head, ""), "importance": None if scores is None else finite(scores.score(head))}
                 | costs(head)
@@ -256,7 +258,7 @@ def _costs(scores: Importance | None) -> Callable[[Head], dict[str, Any]]:
     (low, high), q_values = scores.interval(), scores.q_values()
 
     def costs(head: Head) -> dict[str, Any]:
-        at = place_of(scores.places, head), head.head
+        at = row_of(scores.modules, head), head.head
         apart = bool(q_values[at] <= FDR) and scores.score(head) > 0
         return {
             "importance_low": finite(float(low[at])), "importance_high": finite(float(high[at])), "told_apart": apart
@@ -267,7 +269,9 @@ def _costs(scores: Importance | None) -> Callable[[Head], dict[str, Any]]:
 
 def _figures(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
     masses = {name: finite(array[row, number]) for name, array in found.mass.items()}
-    return {"mass": masses} | {name: finite(getattr(found, name)[row, number]) for name in _PLAIN}
+    return {"mass": masses} | {
+        name: finite(getattr(found, attribute)[row, number]) for name, attribute in _PLAIN.items()
+    }
 
 
 def _strongest(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
@@ -276,15 +280,15 @@ def _strongest(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
     if np.isnan(shares).all():
         return {"top_offset": None, "top_offset_share": None}
     best = int(np.nanargmax(shares))
-    return {"top_offset": best - found.reach, "top_offset_share": finite(shares[best])}
+    return {"top_offset": best - found.max_offset, "top_offset_share": finite(shares[best])}
 
 
 def _chance(found: HeadStatistics) -> list[dict[str, Any]]:
     assert found.chance is not None
     chance = found.chance
     return [
-        {"stage": place.stage, "layer": place.layer, "queries": int(found.queries[row])} | _figures(chance, row, 0)
-        for row, place in enumerate(found.places)
+        {"stage": module.stack, "layer": module.layer, "queries": int(found.queries[row])} | _figures(chance, row, 0)
+        for row, module in enumerate(found.modules)
     ]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
-from manyheads.heads.batches import Place, places
+from manyheads.heads.attention_modules import AttentionModule, ModuleIndex
 from manyheads.models.door.door import Call, opened
 from manyheads.ops.deferred import widened
 from manyheads.ops.request import Request, request
@@ -179,18 +179,17 @@ def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | Non
     _check(inputs)
     shape = shape or fit(270)
     found: dict[tuple[str, int], LayerMaps] = {}
-    modules: dict[str, Place] = {}
 
     def look(call: Call, _: Tensor) -> None:
-        place = modules[call.path]
-        if (place.stage, place.layer) in found:  # one module that serves several layers, as ALBERT's
-            place = replace(place, layer=sum(stage == place.stage for stage, _ in found))
-        found[place.stage, place.layer] = _layer_maps(call, place, shape)
+        module = modules.of(call)
+        if (module.stack, module.layer) in found:  # one module that serves several layers, as ALBERT's
+            module = replace(module, layer=sum(stack == module.stack for stack, _ in found))
+        found[module.stack, module.layer] = _layer_maps(call, module, shape)
 
     body = getattr(model, "base_model", model)  # without a language head: logits of long texts are gigabytes
     # Not inference_mode: what a model keeps of a long text (frequencies of its positions) would stay unfit for training.
     with torch.no_grad(), opened(model, observers=[look], mode="eval") as door:
-        modules |= {place.path: place for place in places(door.attentions)}
+        modules = ModuleIndex(door.attentions)
         body(**inputs)
     return HeadMaps(tuple(found.values()))
 
@@ -214,7 +213,7 @@ def _check(inputs: Mapping[str, Any]) -> None:
             )
 
 
-def _layer_maps(call: Call, place: Place, shape: MapShape) -> LayerMaps:
+def _layer_maps(call: Call, module: AttentionModule, shape: MapShape) -> LayerMaps:
     q, k = call.q.detach(), widened(call.k).detach()
     (_, h, t, _), s = q.shape, k.shape[2]
     if max(t, s) > MOST_TOKENS:
@@ -242,7 +241,7 @@ def _layer_maps(call: Call, place: Place, shape: MapShape) -> LayerMaps:
     counts = torch.tensor([min(size_q, t - start) for start in range(0, t, size_q)])
     first_blocks = torch.stack([part.mean(1) for part in first.split(size_q, 1)], 1)
     return LayerMaps(
-        place.stage, place.layer, call.path, place.numbers(h), t, s, rows, _bytes(first[:, rows]), strongest, _bytes(weights),
+        module.stack, module.layer, call.path, module.computed, t, s, rows, _bytes(first[:, rows]), strongest, _bytes(weights),
         _bytes(grid / counts[:, None]), _bytes(first_blocks), size_q, size_k,
     )  # fmt: skip
 

@@ -8,12 +8,12 @@ from typing import Any
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.alignment import Frame
+from manyheads.heads.batches import longest_text
 from manyheads.heads.overview.tables import MEANS, report
 from manyheads.heads.page.map_text import MAP_TOKENS, map_text
 from manyheads.heads.page.maps import HeadMaps, fit, head_maps
 from manyheads.heads.page.widgets import HeadNote, grid_widget, maps_widget
 from manyheads.heads.roles.tables import SHOWN_FIRST, role_name, two
-from manyheads.heads.watching import longest_text
 from manyheads.models.load.model import Loaded
 from manyheads.report.html import Widget, embedded, render_html
 from manyheads.report.value import Column, Report, Table

@@ -62,8 +62,8 @@ def grid_widget(notes: Sequence[HeadNote], *, after: str, roles: bool = True, im
     `roles`: whether they were looked for; `importance`: what the measure is, "" where there is none.
     """
     grids: list[dict[str, Any]] = []
-    for stage in dict.fromkeys(note.head.stage for note in notes):
-        own = [note for note in notes if note.head.stage == stage]
+    for stage in dict.fromkeys(note.head.stack for note in notes):
+        own = [note for note in notes if note.head.stack == stage]
         where = f" ({stage})" if stage else ""
         if roles:
             grids.append(_role_grid(own, f"Heads by role{where}"))

@@ -20,52 +20,29 @@ if TYPE_CHECKING:
     from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
     from manyheads.heads.pruning.output_folder import check_folder
     from manyheads.heads.pruning.plan import Plan, make_plan
-    from manyheads.heads.pruning.remove import Pruned, by_stage, describe, mask, prune
+    from manyheads.heads.pruning.remove import Pruned, describe, mask, prune
 
 __all__ = [
-    "Choice",
-    "Exported",
-    "LossChange",
-    "Plan",
-    "Pruned",
-    "budget_heads",
-    "by_stage",
-    "check_folder",
-    "choose_heads",
-    "closed_by_gates",
-    "compare_with_init",
-    "describe",
-    "export_pruned",
-    "load_pruned",
-    "losses",
-    "make_plan",
-    "mask",
-    "measure_loss_change",
-    "prune",
-    "reinitialised",
-]
+    "Choice", "Exported", "LossChange", "Plan", "Pruned", "budget_heads", "check_folder",
+    "choose_heads", "closed_by_gates", "compare_with_init", "describe", "export_pruned", "load_pruned", "losses",
+    "make_plan", "mask", "measure_loss_change", "prune", "reinitialised",
+]  # fmt: skip
 
 _HOMES = {
-    "Choice": "choose",
-    "Exported": "export",
-    "LossChange": "loss_change",
-    "Plan": "plan",
-    "Pruned": "remove",
-    "budget_heads": "choose",
-    "by_stage": "remove",
-    "check_folder": "output_folder",
-    "choose_heads": "choose",
-    "closed_by_gates": "choose",
-    "compare_with_init": "choose",
-    "describe": "remove",
-    "export_pruned": "export",
-    "load_pruned": "export",
-    "losses": "choose",
-    "make_plan": "plan",
-    "mask": "remove",
-    "measure_loss_change": "loss_change",
-    "prune": "remove",
-    "reinitialised": "choose",
+    "choose": (
+        "Choice",
+        "budget_heads",
+        "choose_heads",
+        "closed_by_gates",
+        "compare_with_init",
+        "losses",
+        "reinitialised",
+    ),
+    "export": ("Exported", "export_pruned", "load_pruned"),
+    "loss_change": ("LossChange", "measure_loss_change"),
+    "output_folder": ("check_folder",),
+    "plan": ("Plan", "make_plan"),
+    "remove": ("Pruned", "describe", "mask", "prune"),
 }
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, {name: home for home, names in _HOMES.items() for name in names})

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from manyheads.checkpoints.pruned import LayerHeads
 from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.address import Head
+from manyheads.heads.batches import BatchLike
 from manyheads.heads.effects import Metric
 from manyheads.heads.progress import Pace
 from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
-from manyheads.heads.pruning.plan import main_stage, now_held, stage_name, units
+from manyheads.heads.pruning.plan import main_stack, now_held, stack_name, units
 from manyheads.heads.pruning.remove import Described, describe, mask
 from manyheads.quoting import shown
 
@@ -37,7 +37,7 @@ __all__ = [
     "compare_with_init",
     "losses",
     "reinitialised",
-    "room_for",
+    "removable_range",
 ]
 
 _HOW = {
@@ -50,7 +50,7 @@ _HOW = {
 if TYPE_CHECKING:
     from manyheads.heads.gates import Gates
 
-Batches = Sequence[Mapping[str, Any] | Tensor | Sequence[int]]
+Batches = Sequence[BatchLike]
 Say = Callable[[str], None]
 
 
@@ -100,7 +100,7 @@ def budget_heads(text: str, total: int, *, least: int = 1, most: int = 0, what: 
     return heads
 
 
-def room_for(held: Mapping[tuple[str, int], LayerHeads], *, whole_groups: bool = False) -> tuple[int, int, str]:
+def removable_range(held: Mapping[tuple[str, int], LayerHeads], *, whole_groups: bool = False) -> tuple[int, int, str]:
     """The fewest and the most heads that can go so that one head or group of each attention stays, and in what: "heads" or
     "groups of 3".
 
@@ -134,7 +134,7 @@ def choose_heads(
     """
     known = describe(model)
     held = now_held(known.stated, known.before)
-    smallest, most, what = room_for(held, whole_groups=whole_groups)
+    smallest, most, what = removable_range(held, whole_groups=whole_groups)
     if not smallest <= budget <= most:
         raise ManyheadsError(
             f"a budget of {budget} heads cannot be met: between {smallest} and {most} can go, in {what}, where one of each "
@@ -175,13 +175,13 @@ def _scores(
         else:
             found = head_importance(model, batches, metric=metric, method=method, say=counted)
     table = found.normalised() if by_layer else found.scores
-    held, main = now_held(known.stated, known.before), main_stage(known.stated)
+    held, main = now_held(known.stated, known.before), main_stack(known.stated)
     scores = {}
-    for row, place in enumerate(found.places):
-        stage = stage_name(held, place.stage or main)
-        for number in place.numbers:
-            together = 1 if found.unit == "head" else len(place.partners(number))
-            scores[Head(place.layer, number, stage)] = float(table[row, number]) / together
+    for row, module in enumerate(found.modules):
+        stack = stack_name(held, module.stack or main)
+        for number in module.numbers:
+            together = 1 if found.unit == "head" else len(module.group_of(number))
+            scores[Head(module.layer, number, stack)] = float(table[row, number]) / together
     return scores
 
 
@@ -191,10 +191,10 @@ def _least(
     """The units of the least importance a head that fit into `room`; the last of an attention stays."""
     before = set(gone)
     there = [unit for unit in can if unit not in before]
-    left = Counter((unit.stage, unit.layer) for unit in there)
+    left = Counter((unit.stack, unit.layer) for unit in there)
     new: list[Head] = []
     for unit in sorted(there, key=lambda unit: (sum(scores[head] for head in can[unit]) / len(can[unit]), unit)):
-        place = (unit.stage, unit.layer)
+        place = (unit.stack, unit.layer)
         if len(new) + len(can[unit]) <= room and left[place] > 1:
             left[place] -= 1
             new += can[unit]

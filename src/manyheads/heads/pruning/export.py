@@ -29,12 +29,12 @@ from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
 from manyheads.heads.address import Heads
 from manyheads.heads.pruning.export_card import UNMEASURED, card, record
-from manyheads.heads.pruning.forms import AUTO, Form, about_removing, choose_form, stated_stack
+from manyheads.heads.pruning.export_forms import AUTO, Form, about_removing, choose_form, stated_stack
 from manyheads.heads.pruning.output_folder import check_folder, folder_of
 from manyheads.heads.pruning.plan import Plan, make_plan
 from manyheads.heads.pruning.provenance import CARD_NAME, REPORT_NAME, Source, source_of
 from manyheads.heads.pruning.random_inputs import logits_of
-from manyheads.heads.pruning.remove import PrunedWeights, by_stage, mask
+from manyheads.heads.pruning.remove import PrunedWeights, by_stack, mask
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import opened
 from manyheads.models.load.companion_files import read_beside
@@ -181,7 +181,7 @@ def _record(settings: Mapping[str, Any], source: str) -> Pruning | None:
 
 
 def _chosen(store: Store, settings: Mapping[str, Any], heads: Heads, form: str, where: str) -> tuple[Plan, Form]:
-    plan = make_plan(stated_stack(settings, source=where), by_stage(heads), before=_record(settings, where))
+    plan = make_plan(stated_stack(settings, source=where), by_stack(heads), before=_record(settings, where))
     chosen = choose_form(plan, settings, asked=form, source=where)
     held = store.stack  # without the parts that its files leave out
     chosen = replace(

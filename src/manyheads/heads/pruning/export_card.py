@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads.checkpoints.pruned import Pruning
 from manyheads.heads.address import format_heads
 from manyheads.heads.pruning.provenance import REPORT_NAME, SCHEMA, Source
-from manyheads.heads.pruning.saving import is_smaller
+from manyheads.heads.pruning.savings import is_smaller
 from manyheads.models.surroundings import versions
 from manyheads.quoting import one_line, shown_path
 
@@ -50,7 +50,7 @@ def removed_text(pruning: Pruning) -> str:
     stages = list(dict.fromkeys(stage for stage, _, _ in pruning.layers))
     gone = {s: {layer: heads.removed for stage, layer, heads in pruning.layers if stage == s} for s in stages}
     return ";".join(
-        text for stage in stages if (text := format_heads(gone[stage], stage=stage if len(stages) > 1 else ""))
+        text for stage in stages if (text := format_heads(gone[stage], stack=stage if len(stages) > 1 else ""))
     )  # fmt: skip
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from manyheads.heads.address import Heads
-from manyheads.heads.effects import Batch, Metric, as_batches, measured, metric_of
+from manyheads.heads.batches import Batch, BatchLike, as_batches
+from manyheads.heads.effects import Metric, measured, metric_of
 from manyheads.heads.pruning.remove import mask
 from manyheads.heads.significance import mean_interval
 from manyheads.models.door.door import opened
@@ -66,7 +66,7 @@ def weighted_interval(values: Sequence[float], weights: Sequence[float]) -> tupl
 
 
 def measure_loss_change(
-    model: Any, batches: Sequence[Mapping[str, Any] | Tensor | Sequence[int]], heads: Heads, *, metric: Metric | None = None
+    model: Any, batches: Sequence[BatchLike], heads: Heads, *, metric: Metric | None = None
 ) -> LossChange:  # fmt: skip
     """The loss of `model` on each of `batches` as it is, and with `heads` (original numbers) masked."""
     given = as_batches(model, batches)

@@ -19,21 +19,21 @@ from manyheads.spec.kv import State
 from manyheads.spec.positions import Alibi, RelativeBuckets
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["ByStage", "Plan", "cannot_shrink", "head_counts", "main_stage", "make_plan", "now_held",
-           "stage_name", "units"]  # fmt: skip
+__all__ = ["ByStack", "Plan", "cannot_shrink", "head_counts", "main_stack", "make_plan", "now_held",
+           "stack_name", "units"]  # fmt: skip
 
-ByStage = Mapping[str, Mapping[int, Sequence[int]]]
-"""Heads to remove, by stage and layer: {"decoder": {0: (1, 3)}}; the stage "" means the only one."""
+ByStack = Mapping[str, Mapping[int, Sequence[int]]]
+"""Heads to remove, by stack and layer: {"decoder": {0: (1, 3)}}; the stack "" means the only one."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What will be left.
 
-    held     each attention's heads as the model holds them now, by (stage, layer)
+    held     each attention's heads as the model holds them now, by (role, layer)
     gone     original numbers of all heads that do not work afterwards, earlier ones included
     new      those among them that were asked for now and worked until now; named as everything that looks at heads names
-             them, without a stage where the model has one stack (`place` finds them in `held`)
+             them, without a stack where the model has one (`place` finds them in `held`)
     again    those that were asked for and had gone before: nothing is done about them
     """
 
@@ -44,7 +44,7 @@ class Plan:
 
     def place(self, head: Head) -> tuple[str, int]:
         """Where `held` and `gone` have a head of this plan."""
-        return head.stage or next(iter(self.held))[0], head.layer
+        return head.stack or next(iter(self.held))[0], head.layer
 
     def groups(self, place: tuple[str, int]) -> dict[int, list[int]]:
         """The heads of one attention that still work afterwards, by their key/value head, of those that have any."""
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def sizes(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Key/value heads, and queries of each, that every attention needs, by (stage, layer)."""
+        """Key/value heads, and queries of each, that every attention needs, by (role, layer)."""
         return {place: self._size(place) for place in self.held}
 
     def zeros(self, pruning: Pruning) -> int:
@@ -117,42 +117,42 @@ def _arranged(held: LayerHeads, groups: Mapping[int, Sequence[int]], count: int,
     return LayerHeads(held.heads, held.kv_heads, slots, tuple(kv for kv, _ in rows))
 
 
-def stage_name(held: Mapping[tuple[str, int], LayerHeads], stage: str) -> str:
-    """A stage as addresses have it: "" where the model has no other."""
-    return "" if len({name for name, _ in held}) == 1 else stage
+def stack_name(held: Mapping[tuple[str, int], LayerHeads], role: str) -> str:
+    """A stack as addresses have it: "" where the model has no other."""
+    return "" if len({name for name, _ in held}) == 1 else role
 
 
 def now_held(stack: StackSpec, before: Pruning | None = None) -> dict[tuple[str, int], LayerHeads]:
-    """The heads that a model holds, by (stage, layer): all of `stack`, or what its record `before` says."""
+    """The heads that a model holds, by (role, layer): all of `stack`, or what its record `before` says."""
     found = {}
-    for stage, layer, spec in places(stack):
+    for role, layer, spec in places(stack):
         if isinstance(spec.kv, State):
             continue
-        earlier = before.at(stage, layer) if before is not None else None
+        earlier = before.at(role, layer) if before is not None else None
         kv = getattr(spec.kv, "num_kv_heads", spec.num_heads)
-        found[stage, layer] = earlier or LayerHeads(
+        found[role, layer] = earlier or LayerHeads(
             spec.num_heads, kv, tuple(range(spec.num_heads)), tuple(range(kv))
         )  # fmt: skip
     return found
 
 
-def main_stage(stack: StackSpec) -> str:
-    """The stage that an address without one means: the only one, or the decoder where there are several."""
+def main_stack(stack: StackSpec) -> str:
+    """The stack that an address without one means: the only one, or the decoder where there are several."""
     return stack.main.role
 
 
 def head_counts(stack: StackSpec, before: Pruning | None = None) -> dict[str, list[int]]:
-    """Heads that each layer had originally, by stage; 0 where a layer has none that could go."""
+    """Heads that each layer had originally, by role; 0 where a layer has none that could go."""
     found: dict[str, list[int]] = {}
     held = now_held(stack, before)
-    for stage, layer, _ in places(stack):
-        row = found.setdefault(stage, [])
+    for role, layer, _ in places(stack):
+        row = found.setdefault(role, [])
         row.extend([0] * (layer - len(row)))
-        row.append(held[stage, layer].heads if (stage, layer) in held else 0)
+        row.append(held[role, layer].heads if (role, layer) in held else 0)
     return found
 
 
-def make_plan(stack: StackSpec, heads: ByStage, *, before: Pruning | None = None) -> Plan:
+def make_plan(stack: StackSpec, heads: ByStack, *, before: Pruning | None = None) -> Plan:
     """The plan that removes `heads`, by their original numbers, from a model that is `stack` as its configuration says.
 
     Raises ManyheadsError for layers and heads that do not exist, and ConversionError where nothing would be removed or a
@@ -161,27 +161,25 @@ def make_plan(stack: StackSpec, heads: ByStage, *, before: Pruning | None = None
     counts, held = head_counts(stack, before), now_held(stack, before)
     asked: list[Head] = []
     for name, layers in heads.items():
-        stage = name or main_stage(stack)
-        if stage not in counts:
-            raise ManyheadsError(f"there is no stage {shown(stage)}; the model has {', '.join(counts)}")
+        role = name or main_stack(stack)
+        if role not in counts:
+            raise ManyheadsError(f"there is no stack {shown(role)}; the model has {', '.join(counts)}")
         for layer, numbers in layers.items():
-            if 0 <= layer < len(counts[stage]) and not counts[stage][layer]:
-                raise ConversionError(
-                    f"layer {layer} of the {stage} is linear attention, whose heads cannot be removed"
-                )
+            if 0 <= layer < len(counts[role]) and not counts[role][layer]:
+                raise ConversionError(f"layer {layer} of the {role} is linear attention, whose heads cannot be removed")
             if len(set(numbers)) < len(numbers):
                 raise ManyheadsError(f"{format_heads({layer: numbers})} names a head twice; expected each once")
-        check_heads(layers, counts[stage], stage=name)
-        asked += [Head(layer, number, stage) for layer in layers for number in layers[layer]]
+        check_heads(layers, counts[role], stack=name)
+        asked += [Head(layer, number, role) for layer in layers for number in layers[layer]]
     if len(set(asked)) < len(asked):
-        raise ManyheadsError(f"a head is named with and without the stage {main_stage(stack)}; expected each once")
+        raise ManyheadsError(f"a head is named with and without the stack {main_stack(stack)}; expected each once")
     gone = {place: set(each.removed) for place, each in held.items()}
-    new = sorted(head for head in asked if head.head not in gone[head.stage, head.layer])
+    new = sorted(head for head in asked if head.head not in gone[head.stack, head.layer])
     again = sorted(set(asked) - set(new))
     _check_borrowed(stack, new)
     for head in new:
-        gone[head.stage, head.layer].add(head.head)
-    called = [tuple(head._replace(stage=stage_name(held, head.stage)) for head in each) for each in (new, again)]
+        gone[head.stack, head.layer].add(head.head)
+    called = [tuple(head._replace(stack=stack_name(held, head.stack)) for head in each) for each in (new, again)]
     if not new:
         more = f" and {len(again) - 5} more" if len(again) > 5 else ""
         said = f"{', '.join(map(format_head, called[1][:5]))}{more} went before" if again else "no head is named"
@@ -192,8 +190,8 @@ def make_plan(stack: StackSpec, heads: ByStage, *, before: Pruning | None = None
 def _check_borrowed(stack: StackSpec, new: Sequence[Head]) -> None:
     borrows = {spec.source.layer for _, _, spec in places(stack) if isinstance(spec.source, Borrowed)}
     for head in new:
-        own = next(spec for stage, layer, spec in places(stack) if (stage, layer) == (head.stage, head.layer))
-        if isinstance(own.source, Borrowed) or (head.stage == "decoder" and head.layer in borrows):
+        own = next(spec for role, layer, spec in places(stack) if (role, layer) == (head.stack, head.layer))
+        if isinstance(own.source, Borrowed) or (head.stack == "decoder" and head.layer in borrows):
             raise ConversionError(
                 f"layer {head.layer} shares keys and values with another layer, so its heads cannot be removed alone"
             )
@@ -202,23 +200,23 @@ def _check_borrowed(stack: StackSpec, new: Sequence[Head]) -> None:
 def cannot_shrink(stack: StackSpec, pruning: Pruning) -> str:
     """Why heads of this model cannot leave its weights, "" where they can: then only zeros keep what it computes."""
     biased: dict[str, set[tuple[int, ...]]] = {}
-    for stage, layer, spec in places(stack):
-        heads = pruning.at(stage, layer)
+    for role, layer, spec in places(stack):
+        heads = pruning.at(role, layer)
         if heads is None or not heads.removed:
             continue
         if spec.qk_norm is not None and spec.qk_norm.scope == "full":
             return "its queries and keys are normed over all heads of a layer together, so each head's depend on the others'"
         if isinstance(spec.positions, Alibi):
             return "its position slopes belong to the numbers of the heads"
-    for stage, _, spec in places(stack):
+    for role, _, spec in places(stack):
         if isinstance(spec.positions, RelativeBuckets):
-            biased.setdefault(stage, set())
-    for stage, _, heads in pruning.layers:
-        if stage in biased:
-            biased[stage].add(heads.slots)
+            biased.setdefault(role, set())
+    for role, _, heads in pruning.layers:
+        if role in biased:
+            biased[role].add(heads.slots)
     if any(len(each) > 1 for each in biased.values()):
         return "the layers of a stack share one table of position biases by head, so all must lose the same heads"
-    crossing = {len(heads.slots) for stage, _, heads in pruning.layers if stage == "cross"}
+    crossing = {len(heads.slots) for role, _, heads in pruning.layers if role == "cross"}
     if "decoder" in biased and len(crossing) > 1:
         return (
             "the first layer's cross-attention hands its position biases (zeros, a row for each head) to all others, so all "
@@ -230,8 +228,8 @@ def cannot_shrink(stack: StackSpec, pruning: Pruning) -> str:
 def units(plan_of: Mapping[tuple[str, int], LayerHeads], *, whole_groups: bool) -> dict[Head, tuple[Head, ...]]:
     """What can go at once: single heads, or with `whole_groups` all working queries of a key/value head."""
     found: dict[Head, tuple[Head, ...]] = {}
-    for (stage, layer), held in plan_of.items():
-        named = stage_name(plan_of, stage)
+    for (role, layer), held in plan_of.items():
+        named = stack_name(plan_of, role)
         each: dict[int, list[Head]] = {}
         for head in held.kept:
             each.setdefault(head // held.group if whole_groups else head, []).append(Head(layer, head, named))

@@ -24,9 +24,9 @@ from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, read_
 from manyheads.cost.parameters import stored_parameters
 from manyheads.errors import BackendError, ConversionError
 from manyheads.heads.address import Heads, addresses
-from manyheads.heads.pruning.forms import about_removing, uniform_settings
-from manyheads.heads.pruning.plan import ByStage, Plan, cannot_shrink, make_plan, now_held
-from manyheads.heads.pruning.saving import heads_text, why_nothing
+from manyheads.heads.pruning.export_forms import about_removing, uniform_settings
+from manyheads.heads.pruning.plan import ByStack, Plan, cannot_shrink, make_plan, now_held
+from manyheads.heads.pruning.savings import heads_text, why_nothing
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call
 from manyheads.models.load.resize import attention_items, resize
@@ -35,7 +35,7 @@ from manyheads.models.store.patterns import put_together, take_apart
 from manyheads.spec.inventory import Weight, weights
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["Described", "Pruned", "PrunedWeights", "by_stage", "describe", "mask", "prune"]
+__all__ = ["Described", "Pruned", "PrunedWeights", "by_stack", "describe", "mask", "prune"]
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     return settings
 
 
-def by_stage(heads: Heads) -> ByStage:
-    """Heads by stage and layer; the stage is "" where none is given."""
+def by_stack(heads: Heads) -> ByStack:
+    """Heads by stack and layer; the stack is "" where none is given."""
     found: dict[str, dict[int, list[int]]] = {}
     for head in addresses(heads):
-        found.setdefault(head.stage, {}).setdefault(head.layer, []).append(head.head)
+        found.setdefault(head.stack, {}).setdefault(head.layer, []).append(head.head)
     return found
 
 
@@ -131,7 +131,7 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     """
     known = describe(model)
     _check_apart(model)
-    plan = make_plan(known.stated, heads=by_stage(heads), before=known.before)
+    plan = make_plan(known.stated, heads=by_stack(heads), before=known.before)
     pruning = plan.compact
     why = cannot_shrink(known.stated, pruning)
     if why:
@@ -196,11 +196,11 @@ class PrunedWeights(Mapping[str, Tensor]):
         self._weights = weights_now
         self._inventory = {weight.name: weight for weight in weights(stack)}
         self._rows: dict[str, tuple[LayerHeads, LayerHeads, bool]] = {}
-        for stage, layer, spec in places(stack):
-            then = pruning.at(stage, layer)
+        for role, layer, spec in places(stack):
+            then = pruning.at(role, layer)
             if then is not None:
                 together = spec.qk_norm is not None and spec.qk_norm.scope == "full"
-                self._rows[_prefix(stage, layer)] = (plan.held[stage, layer], then, together)
+                self._rows[_prefix(role, layer)] = (plan.held[role, layer], then, together)
         self._biases = {
             f"{role}.relative_bias": next(rows for begin, rows in self._rows.items() if begin.startswith(role))
             for role in ("encoder", "decoder")
@@ -237,8 +237,8 @@ class PrunedWeights(Mapping[str, Tensor]):
         return len(self._weights)
 
 
-def _prefix(stage: str, layer: int) -> str:
-    return f"decoder.layers.{layer}.cross." if stage == "cross" else f"{stage}.layers.{layer}.self."
+def _prefix(role: str, layer: int) -> str:
+    return f"decoder.layers.{layer}.cross." if role == "cross" else f"{role}.layers.{layer}.self."
 
 
 def _taken(weight: Weight, tensor: Tensor, held: LayerHeads, then: LayerHeads) -> Tensor:
@@ -270,7 +270,7 @@ def mask(model: nn.Module, heads: Heads) -> Callable[[Call, Tensor], Tensor]:
     Raises as `prune` does for addresses, and BackendError where attention does not pass through the door.
     """
     known = describe(model)
-    plan = make_plan(known.stated, by_stage(heads), before=known.before)
+    plan = make_plan(known.stated, by_stack(heads), before=known.before)
     rows: dict[str, list[int]] = {}
     modules = modules_of(model, known)
     for head in plan.new:
@@ -287,18 +287,18 @@ def mask(model: nn.Module, heads: Heads) -> Callable[[Call, Tensor], Tensor]:
 
 
 def modules_of(model: nn.Module, known: Described) -> dict[tuple[str, int], str]:
-    """Names of the attention modules of `model` by (stage, layer).
+    """Names of the attention modules of `model` by (role, layer).
 
     Raises BackendError for an attention that does not pass through the door.
     """
     passing = sorted(find_attentions(model).paths.values())
     items = attention_items(known.family, known.stack, dict(model.named_parameters()))
     found = {}
-    for stage, layer in now_held(known.stack):
-        begin = _prefix(stage, layer)
+    for role, layer in now_held(known.stack):
+        begin = _prefix(role, layer)
         names = [name for name, item in items.items() if any(part.name.startswith(begin) for part in item.parts)]
         path = next((path for path in passing if any(name.startswith(f"{path}.") for name in names)), None)
         if path is None:
             raise BackendError(f"{type(model).__name__}: attention {begin.rstrip('.')} does not pass through the door")
-        found[stage, layer] = path
+        found[role, layer] = path
     return found

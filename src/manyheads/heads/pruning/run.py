@@ -15,18 +15,18 @@ from manyheads.checkpoints.locate import locate
 from manyheads.checkpoints.pruned import FORMS, LayerHeads, read_pruning
 from manyheads.checkpoints.reading import Checkpoint, open_model
 from manyheads.errors import ManyheadsError
-from manyheads.heads.address import parse_staged
+from manyheads.heads.address import parse_heads_by_stack
 from manyheads.heads.alignment import frame
+from manyheads.heads.batches import longest_text
 from manyheads.heads.effects import DRIFT, Metric, Objective, text_objective
 from manyheads.heads.progress import Pace
 from manyheads.heads.pruning import choose as choosing
 from manyheads.heads.pruning.export import Exported, bytes_of, export_pruned
-from manyheads.heads.pruning.forms import about_removing, choose_form, stated_stack
+from manyheads.heads.pruning.export_forms import about_removing, choose_form, stated_stack
 from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
 from manyheads.heads.pruning.plan import Plan, head_counts, make_plan, now_held
-from manyheads.heads.pruning.remove import Described, by_stage, describe
-from manyheads.heads.pruning.saving import completing, heads_text, why_nothing
-from manyheads.heads.watching import longest_text
+from manyheads.heads.pruning.remove import Described, by_stack, describe
+from manyheads.heads.pruning.savings import completing, heads_text, why_nothing
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.load.model import Loaded, check_runnable, load_model
 from manyheads.models.load.text import Reading
@@ -98,7 +98,7 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
     """
     located = locate(request.model)
     check_runnable(located)
-    named = parse_staged(request.heads) if request.heads else {}
+    named = parse_heads_by_stack(request.heads) if request.heads else {}
     with about_removing():
         checkpoint = open_model(request.model, revision=request.revision)
     _check_early(request, checkpoint, named)
@@ -114,7 +114,7 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
     if text.judge is not None:
         _check_judge(request, text.judge, named=bool(named))
     choice = _choice(request, loaded.model, known, named, text, say)
-    plan = make_plan(known.stated, by_stage(choice.heads), before=known.before)
+    plan = make_plan(known.stated, by_stack(choice.heads), before=known.before)
     told = _told(request, checkpoint, loaded, known, choice, plan) | _room(request, checkpoint, known, plan)
     told["losses"] = _losses(request, loaded.model, choice, text, say)
     if request.output:
@@ -150,7 +150,7 @@ def _check_early(request: Request, checkpoint: Checkpoint, named: Mapping[str, M
 
 def _budget(request: Request, held: Mapping[tuple[str, int], LayerHeads]) -> int:
     """The heads that --budget means."""
-    least, most, what = choosing.room_for(held, whole_groups=request.whole_groups)
+    least, most, what = choosing.removable_range(held, whole_groups=request.whole_groups)
     total = sum(len(each.kept) for each in held.values())
     return choosing.budget_heads(request.budget, total, least=least, most=most, what=what)
 

@@ -13,33 +13,15 @@ if TYPE_CHECKING:
     from manyheads.heads.roles.text_scores import TokenKinds, token_kinds
 
 __all__ = [
-    "HOLDS",
-    "LEAST_EFFECT",
-    "SINK",
-    "Evidence",
-    "Role",
-    "RoleReport",
-    "Sentence",
-    "TokenKinds",
-    "head_roles",
-    "parse_conllu",
-    "read_conllu",
-    "token_kinds",
-]
+    "HOLDS", "LEAST_EFFECT", "SINK", "Evidence", "Role", "RoleReport", "Sentence", "TokenKinds", "head_roles",
+    "parse_conllu", "read_conllu", "token_kinds",
+]  # fmt: skip
 
 _HOMES = {
-    "Evidence": "evidence",
-    "HOLDS": "evidence",
-    "LEAST_EFFECT": "evidence",
-    "Role": "evidence",
-    "RoleReport": "detect",
-    "SINK": "evidence",
-    "Sentence": "conllu",
-    "TokenKinds": "text_scores",
-    "head_roles": "detect",
-    "parse_conllu": "conllu",
-    "read_conllu": "conllu",
-    "token_kinds": "text_scores",
+    "conllu": ("Sentence", "parse_conllu", "read_conllu"),
+    "detect": ("RoleReport", "head_roles"),
+    "evidence": ("HOLDS", "LEAST_EFFECT", "SINK", "Evidence", "Role"),
+    "text_scores": ("TokenKinds", "token_kinds"),
 }
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, {name: home for home, names in _HOMES.items() for name in names})

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from manyheads.heads.address import Head
 from manyheads.heads.alignment import Aligned, Frame, align
-from manyheads.heads.watching import Batch, Look, longest_text, watch
+from manyheads.heads.attention_weights import AttentionWeights, measure_heads
+from manyheads.heads.batches import longest_text
 
 __all__ = ["KINDS", "UNITS", "Reading", "coreference_scores", "readings"]
 
@@ -135,15 +136,12 @@ def coreference_scores(model: Any, tokenizer: Any, *, around: Frame = Frame()) -
     if not order:
         return (), np.empty((UNITS, len(KINDS), 0, 2))
     groups = [list(group) for _, group in itertools.groupby(order, key=lambda at: len(aligned[at].ids))]
-    batches = [
-        Batch(torch.tensor([aligned[at].ids for at in group]), context=[aligned[at] for at in group])
-        for group in groups
-    ]
+    batches = [{"input_ids": torch.tensor([aligned[at].ids for at in group])} for group in groups]
 
-    def measure(look: Look, batch: Batch) -> Tensor:
-        return torch.stack([_weights(look.weights[i], one) for i, one in enumerate(batch.context)])
+    def measure(attention: AttentionWeights, number: int) -> Tensor:
+        return torch.stack([_weights(attention.weights[i], aligned[at]) for i, at in enumerate(groups[number])])
 
-    heads, found = watch(model, batches, measure, encoder_only=True)
+    heads, found = measure_heads(model, batches, measure, encoder_only=True)
     scores = np.full((len(asked), *found.shape[1:]), np.nan)
     scores[order] = found
     by_unit = scores.reshape(len(KINDS), UNITS, _READINGS, *scores.shape[1:]).mean(2)

@@ -20,6 +20,7 @@ import numpy as np
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, OneHead, address, format_head
 from manyheads.heads.alignment import Frame, frame
+from manyheads.heads.batches import longest_text
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.roles.conllu import Sentence, read_conllu
 from manyheads.heads.roles.coreference import KINDS, coreference_scores
@@ -35,9 +36,8 @@ from manyheads.heads.roles.evidence import (
     weaker,
 )
 from manyheads.heads.roles.induction import induction_scores
-from manyheads.heads.roles.on_text import POSITIONAL_SHARE, WINDOW_TOKENS, WITHOUT, cut, text_roles, unread
 from manyheads.heads.roles.syntax import DIRECTIONS, LEAST_INSTANCES, RelationScores, collect, judge, too_rare
-from manyheads.heads.watching import longest_text
+from manyheads.heads.roles.text_roles import POSITIONAL_SHARE, WINDOW_TOKENS, WITHOUT, cut, text_roles, unread
 from manyheads.models.scoring import token_ids
 from manyheads.quoting import shown
 from manyheads.report.jsonform import finite

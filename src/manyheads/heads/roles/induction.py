@@ -17,7 +17,8 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.alignment import Frame
-from manyheads.heads.watching import Batch, Look, longest_text, watch
+from manyheads.heads.attention_weights import AttentionWeights, measure_heads
+from manyheads.heads.batches import Batch, longest_text
 
 __all__ = ["BLOCK_TOKENS", "SEQUENCES", "induction_scores", "random_tokens"]
 
@@ -66,14 +67,14 @@ def induction_scores(
         rows += [[*around.before, *first, *second, *around.after] for second in (first, other)]
     begin = len(around.before)
 
-    def measure(look: Look, _: Batch) -> Tensor:
-        queries = torch.arange(begin + block, begin + 2 * block, device=look.weights.device)
-        found = look.weights[:, :, queries, queries - block + 1].mean(-1)
+    def measure(attention: AttentionWeights, _: int) -> Tensor:
+        queries = torch.arange(begin + block, begin + 2 * block, device=attention.weights.device)
+        found = attention.weights[:, :, queries, queries - block + 1].mean(-1)
         return torch.stack([found[0::2], found[1::2]], -1)
 
-    heads, scores = watch(model, _batches(rows), measure, encoder_only=True)
+    heads, scores = measure_heads(model, _batches(rows), measure, encoder_only=True)
     return heads, scores
 
 
 def _batches(rows: Sequence[Sequence[int]]) -> list[Batch]:
-    return [Batch(torch.tensor(rows[start : start + _AT_ONCE])) for start in range(0, len(rows), _AT_ONCE)]
+    return [{"input_ids": torch.tensor(rows[start : start + _AT_ONCE])} for start in range(0, len(rows), _AT_ONCE)]

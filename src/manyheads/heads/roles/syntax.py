@@ -25,10 +25,11 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.alignment import Aligned, Frame, align, word_attention
+from manyheads.heads.attention_weights import AttentionWeights, measure_heads
+from manyheads.heads.batches import longest_text
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.roles.conllu import Sentence
 from manyheads.heads.significance import binomial_tail, wilson
-from manyheads.heads.watching import Batch, Look, longest_text, watch
 from manyheads.models.load.tokenizing import check_texts
 
 __all__ = ["DIRECTIONS", "LEAST_INSTANCES", "Hits", "RelationScores", "collect", "judge", "too_rare"]
@@ -100,20 +101,20 @@ def collect(model: Any, tokenizer: Any, sentences: Sequence[Sentence], *, around
         raise ManyheadsError(_none_usable(len(sentences), aligned, longest))
     left_out = _left_out(sentences, aligned, short, usable, longest)
     usable.sort(key=lambda at: len(aligned[at].ids))
-    batches = []
+    groups = []
     for _, group in itertools.groupby(usable, key=lambda at: len(aligned[at].ids)):
         members = list(group)
         for start in range(0, len(members), _AT_ONCE):
-            part = members[start : start + _AT_ONCE]
-            context = [(sentences[at], aligned[at]) for at in part]
-            batches.append(Batch(torch.tensor([aligned[at].ids for at in part]), context=context))
+            groups.append(members[start : start + _AT_ONCE])
+    batches = [{"input_ids": torch.tensor([aligned[at].ids for at in group])} for group in groups]
     causal: list[bool] = []
 
-    def measure(look: Look, batch: Batch) -> Tensor:
-        causal.append(not look.two_sided)
-        return torch.cat([_right(look.weights[i], *one) for i, one in enumerate(batch.context)])
+    def measure(attention: AttentionWeights, number: int) -> Tensor:
+        causal.append(not attention.two_sided)
+        parts = enumerate(groups[number])
+        return torch.cat([_right(attention.weights[i], sentences[at], aligned[at]) for i, at in parts])
 
-    heads, right = watch(model, batches, measure, encoder_only=True)
+    heads, right = measure_heads(model, batches, measure, encoder_only=True)
     each = [(at, *_instances(sentences[at], aligned[at])) for at in usable]
     dependents, governors = (np.concatenate([one[side] for one in each]) for side in (1, 2))
     back = np.stack([governors < dependents, dependents < governors], 1)

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.heads.watching import Look
+from manyheads.heads.attention_weights import AttentionWeights
 
 __all__ = [
     "CONTROLS",
@@ -192,9 +192,9 @@ def _mean(total: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
 
 
-def measure_text(look: Look, *, words: TokenKinds, rows: slice) -> Tensor:
+def measure_text(attention: AttentionWeights, *, words: TokenKinds, rows: slice) -> Tensor:
     """(b, h, measures, 1 + CONTROLS): score and controls of each of TEXT_MEASURES; `rows`: the queries that hold text, not marks."""
-    weights, visible, query_at, key_at = _asked(look, rows)
+    weights, visible, query_at, key_at = _asked(attention, rows)
     b, h = weights.shape[:2]
     strongest = (weights >= _AS_STRONG * weights.amax(-1, keepdim=True)) & visible
     peaks = strongest / strongest.sum(-1, keepdim=True).clamp(min=1)
@@ -205,26 +205,26 @@ def measure_text(look: Look, *, words: TokenKinds, rows: slice) -> Tensor:
     found += [local_window(weights, visible, key_at - query_at, width, single) for width in WIDTHS]
     found.append(_first(weights, query_at))
     for chosen in (words.delimiters, words.rare):
-        found.append(against_random_keys(weights, visible, _isin(look.key_ids, chosen)))
-    found.append(against_others(weights, visible, _alike(look, query_at, key_at)))
+        found.append(against_random_keys(weights, visible, _isin(attention.key_ids, chosen)))
+    found.append(against_others(weights, visible, _alike(attention, query_at, key_at)))
     nothing = weights.new_full((b, h), torch.nan)
     return torch.stack(
         [torch.stack([*(part.expand(b, h) for part in each), *[nothing] * (1 + CONTROLS - len(each))], -1) for each in found], 2
     )  # fmt: skip
 
 
-def _asked(look: Look, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _asked(attention: AttentionWeights, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The weights and what is visible of the rows that are asked, and the places of these and of the keys, (t, 1) and (s)."""
-    rows = slice(0, look.weights.shape[2]) if look.stage in ("decoder", "cross") else rows
-    weights, visible = look.weights[:, :, rows], look.visible[:, :, rows]
+    rows = slice(0, attention.weights.shape[2]) if attention.stack in ("decoder", "cross") else rows
+    weights, visible = attention.weights[:, :, rows], attention.visible[:, :, rows]
     query_at = torch.arange(rows.start, rows.stop, device=weights.device)[:, None]
     return weights, visible, query_at, torch.arange(weights.shape[-1], device=weights.device)
 
 
-def _alike(look: Look, query_at: Tensor, key_at: Tensor) -> Tensor:
+def _alike(attention: AttentionWeights, query_at: Tensor, key_at: Tensor) -> Tensor:
     """(b, 1, t, s): keys of the query's own token, the query itself apart."""
-    same = look.query_ids[:, query_at[:, 0], None] == look.key_ids[:, None]
-    return (same if look.stage == "cross" else same & (key_at != query_at))[:, None]
+    same = attention.query_ids[:, query_at[:, 0], None] == attention.key_ids[:, None]
+    return (same if attention.stack == "cross" else same & (key_at != query_at))[:, None]
 
 
 @dataclass(frozen=True)
@@ -255,9 +255,9 @@ class TokenFigures:
         return cls(whole[..., 0], whole[..., 1 : 1 + count], pairs[..., 0, :, :], pairs[..., 1, :, :])
 
 
-def tokens_apart(look: Look, *, rows: slice) -> TokenFigures:
+def tokens_apart(attention: AttentionWeights, *, rows: slice) -> TokenFigures:
     """`TokenFigures` of the text's own tokens; `rows`: where they stand among the queries of a model of one stack, or its encoder."""
-    weights, visible, query_at, key_at = _asked(look, rows)
+    weights, visible, query_at, key_at = _asked(attention, rows)
     count = rows.stop - rows.start
     viewers = visible.sum(-2)
     even = (visible / visible.sum(-1, keepdim=True).clamp(min=1)).sum(-2)
@@ -268,10 +268,10 @@ def tokens_apart(look: Look, *, rows: slice) -> TokenFigures:
     first = lift[..., 0].clone()
     lift[..., 0] = torch.nan
     # A decoder reads a start token and the text one place later.
-    keys = 1 if look.stage == "decoder" else rows.start
-    queries = 1 if look.stage in ("decoder", "cross") else 0
+    keys = 1 if attention.stack == "decoder" else rows.start
+    queries = 1 if attention.stack in ("decoder", "cross") else 0
     above = []
-    for pattern in (_alike(look, query_at, key_at), key_at == query_at):
+    for pattern in (_alike(attention, query_at, key_at), key_at == query_at):
         given, usual, spread = _row_by_row(weights, visible, pattern)
         above.append(torch.stack((given - usual, given - spread), -1)[:, :, queries : queries + count])
     return TokenFigures(first, lift[..., keys : keys + count], *above)

@@ -13,13 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["MASSES", "HeadStatistics", "KeySet", "Recorder", "head_statistics", "norm_weighted", "value_norms"]
 
 _HOMES = {
-    "HeadStatistics": "measure",
-    "KeySet": "measure",
-    "MASSES": "measure",
-    "Recorder": "measure",
-    "head_statistics": "measure",
-    "norm_weighted": "value_weighting",
-    "value_norms": "value_weighting",
+    "measure": ("MASSES", "HeadStatistics", "KeySet", "Recorder", "head_statistics"),
+    "value_weighting": ("norm_weighted", "value_norms"),
 }
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, {name: home for home, names in _HOMES.items() for name in names})

@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.heads.batches import Batch, Place, Tokens, is_cross, lazily, places, prepared, sides, told_apart
-from manyheads.heads.statistics.backend import choose
-from manyheads.heads.statistics.streaming import Sums, walk
+from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, is_cross
+from manyheads.heads.batches import BatchLike, Tokens, are_separate, each_batch, prepare, sides
+from manyheads.heads.statistics.scan_backend import select_scan
+from manyheads.heads.statistics.streaming import Sums, stream
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 from manyheads.ops.predicates import PerHead, Visible
 from manyheads.ops.request import in_full
-from manyheads.ops.score_rows import Sight, roomy
+from manyheads.ops.score_rows import SequenceView, lane_padded
 from manyheads.quoting import shown
 
 __all__ = ["MASSES", "HeadStatistics", "KeySet", "Recorder", "head_statistics"]
@@ -47,32 +48,32 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class HeadStatistics:
-    """Arrays (layers, heads), NaN where a layer has fewer heads or a figure means nothing; layers as in `places`.
+    """Arrays (layers, heads), NaN where a layer has fewer heads or a figure means nothing; layers as in `modules`.
 
-    places      the attention modules: path, stage ("" in a model of one stack), layer
+    modules      the attention modules: path, stack ("" in a model of one stack), layer
     queries     (layers,) queries counted: real tokens that see something
     mass        by name: mean over the queries that see such a key of what they give to such keys together.
                 "self", "previous", "next": distance 0, 1, -1. "first": the first real token of the text, of each that
                 is packed into a row. "duplicate": other keys of the query's own token. "induction": keys up to the query
                 whose token before is the query's token. And the key sets
     eligible    by name: those queries
-    offsets     (layers, heads, 2·reach + 1): mean probability at distance i - j = -reach .. reach; the two at the ends are
+    offsets     (layers, heads, 2·max_offset + 1): mean probability at distance i - j = -max_offset .. max_offset; the two at the ends are
                 "so far or farther"; see `offset`
     top_offsets the same of the strongest key (the first of equals): the share of queries where it stands there
     entropy     -sum of p ln p over keys, nats
     distance    mean |i - j| of what is attended
-    spread      standard deviation of a query's logits over the keys that it sees, after scale, cap and bias
-    sink        what is given to no key (models with sink logits)
+    logit_std   standard deviation of a query's logits over the keys that it sees, after scale, cap and bias
+    sink_mass   what is given to no key, but to the sink (models with sink logits)
     output_norm Euclidean norm of the head's output, before the output projection
     chance      the same figures, (layers, 1 or heads), of a head that gives all keys that it sees the same; top_offsets,
-                spread and output_norm are NaN there
+                logit_std and output_norm are NaN there
     uncalled    attention modules that did not run
     padded      (layers,) positions of images or sound that hold nothing, which the model put in itself to fill up windows or
                 tiles: they are no queries here; as keys they get what the model gives them
     """
 
-    places: tuple[Place, ...]
-    reach: int
+    modules: tuple[AttentionModule, ...]
+    max_offset: int
     queries: NDArray[np.int64]
     mass: Mapping[str, Floats]
     eligible: Mapping[str, Floats]
@@ -80,8 +81,8 @@ class HeadStatistics:
     top_offsets: Floats
     entropy: Floats
     distance: Floats
-    spread: Floats
-    sink: Floats
+    logit_std: Floats
+    sink_mass: Floats
     output_norm: Floats
     chance: HeadStatistics | None
     uncalled: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ class HeadStatistics:
 
     def __repr__(self) -> str:
         rows, columns = self.entropy.shape
-        said = f" in {', '.join(self.stages)}" if any(self.stages) else ""
+        said = f" in {', '.join(self.stacks)}" if any(self.stacks) else ""
         padded = int(self.padded.sum())
         without = f" (without {padded:,} positions of padding)" if padded else ""
         return (
@@ -98,42 +99,44 @@ class HeadStatistics:
         )
 
     @property
-    def stages(self) -> tuple[str, ...]:
+    def stacks(self) -> tuple[str, ...]:
         """The stacks, in order."""
-        return tuple(dict.fromkeys(place.stage for place in self.places))
+        return tuple(dict.fromkeys(module.stack for module in self.modules))
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layer of each row."""
-        return tuple(place.layer for place in self.places)
+        return tuple(module.layer for module in self.modules)
 
     def offset(self, distance: int) -> Floats:
         """(layers, heads): mean probability at this distance i - j, which is positive for keys before the query."""
-        if abs(distance) >= self.reach:
-            raise ManyheadsError(f"distance {distance} was not told apart; valid: {1 - self.reach} to {self.reach - 1}")
-        return self.offsets[..., self.reach + distance]
+        if abs(distance) >= self.max_offset:
+            raise ManyheadsError(
+                f"distance {distance} was not recorded: max_offset is {self.max_offset}; valid: {1 - self.max_offset} to {self.max_offset - 1}"
+            )
+        return self.offsets[..., self.max_offset + distance]
 
-    def of(self, stage: str) -> HeadStatistics:
+    def of(self, stack: str) -> HeadStatistics:
         """One stack of several. Raises ManyheadsError, naming those there are."""
-        rows = [row for row, place in enumerate(self.places) if place.stage == stage]
+        rows = [row for row, module in enumerate(self.modules) if module.stack == stack]
         if not rows:
-            raise ManyheadsError(f"there is no stack {shown(stage)}; valid: {', '.join(map(repr, self.stages))}")
+            raise ManyheadsError(f"there is no stack {shown(stack)}; valid: {', '.join(map(repr, self.stacks))}")
         arrays: dict[str, Any] = {n: getattr(self, n)[rows] for n in (*_PLAIN, "queries", "offsets", "top_offsets")}
         arrays["padded"] = self.padded[rows] if len(self.padded) else self.padded
         named: dict[str, Any] = {n: {key: x[rows] for key, x in getattr(self, n).items()} for n in ("mass", "eligible")}
-        chance = None if self.chance is None else self.chance.of(stage)
-        return replace(self, places=tuple(self.places[row] for row in rows), chance=chance, **arrays, **named)
+        chance = None if self.chance is None else self.chance.of(stack)
+        return replace(self, modules=tuple(self.modules[row] for row in rows), chance=chance, **arrays, **named)
 
 
-_PLAIN = ("entropy", "distance", "spread", "sink", "output_norm")
+_PLAIN = ("entropy", "distance", "logit_std", "sink_mass", "output_norm")
 
 
 def head_statistics(
     model: nn.Module,
-    batches: Iterable[Batch] | Batch,
+    batches: Iterable[BatchLike] | BatchLike,
     *,
     key_sets: Mapping[str, KeySet] | None = None,
-    reach: int = 64,
+    max_offset: int = 64,
     implementation: str = "auto",
     mode: Literal["eval", "refuse"] = "eval",
     say: Callable[[int], None] = lambda _: None,
@@ -142,7 +145,7 @@ def head_statistics(
 
     batches         token ids (b, t), or mappings of what the model is called with; padding on either side, by attention_mask
     key_sets        sets of keys whose mass is asked for, by name: token ids, or a function of ids (b, s)
-    reach           distances below it are told apart
+    max_offset      distances below it are recorded one by one
     implementation  of the pass: "torch", "compiled" (CPU), or "auto", the quicker one that can
     mode            a model in training mode is put into evaluation for the while ("eval") or refused ("refuse"): its dropout
                     would change what later layers see
@@ -155,12 +158,11 @@ def head_statistics(
         raise BackendError(
             'the model is in training mode, and its dropout would be in the figures; model.eval(), or mode="eval"'
         )
-    recorder = Recorder(model, key_sets=key_sets, reach=reach, implementation=implementation)
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    recorder = Recorder(model, key_sets=key_sets, max_offset=max_offset, implementation=implementation)
     done = 0
     with opened(model, observers=[recorder], mode="eval"), torch.no_grad():
-        for batch in lazily(batches):
-            given = prepared(model, batch, device=device)
+        for batch in each_batch(batches):
+            given = prepare(model, batch, all_logits=False)
             recorder.read(given)
             model(**given)
             done += 1
@@ -187,18 +189,19 @@ class Recorder:
         model: nn.Module,
         *,
         key_sets: Mapping[str, KeySet] | None = None,
-        reach: int = 64,
+        max_offset: int = 64,
         implementation: str = "auto",
     ) -> None:
         self._key_sets = dict(key_sets or {})
         taken = [name for name in self._key_sets if name in MASSES]
         if taken:
             raise ManyheadsError(f"a key set cannot be called {shown(taken[0])}: that is one of {', '.join(MASSES)}")
-        if reach < 2:
-            raise ManyheadsError(f"reach {reach}: distances -1, 0 and 1 are always told apart, so at least 2 is needed")
-        self._reach, self._implementation = reach, implementation
-        self._places = places(find_attentions(model))
-        self._by_path = {place.path: place for place in self._places}
+        if max_offset < 2:
+            raise ManyheadsError(
+                f"max_offset {max_offset}: distances -1, 0 and 1 are always recorded, so at least 2 is needed"
+            )
+        self._max_offset, self._implementation = max_offset, implementation
+        self._modules = ModuleIndex(find_attentions(model))
         self._sums: dict[str, Sums] = {}
         self._chance: dict[str, Sums] = {}
         self._without: dict[str, set[str]] = {}
@@ -207,7 +210,7 @@ class Recorder:
         self._padded: dict[str, int] = {}
 
     @property
-    def _marks(self) -> tuple[str, ...]:
+    def _masses(self) -> tuple[str, ...]:
         return (*MASSES, *self._key_sets)
 
     def read(self, given: Mapping[str, Any]) -> None:
@@ -216,26 +219,23 @@ class Recorder:
 
     def __call__(self, call: Call, out: Tensor) -> None:
         """Sees one call of attention."""
-        place = self._by_path[call.path]
+        module = self._modules.of(call)
         with torch.no_grad(), in_full(out):
-            sights, without = self._sights(call, place)
+            views, without = self._views(call, module.stack)
             self._without.setdefault(call.path, set()).update(without)
-            heads = call.q.shape[1]
-            sums = self._sums.setdefault(call.path, Sums(heads, self._reach, self._marks))
-            if sums.heads != heads:
-                raise BackendError(f"{call.path}: {heads} heads after {sums.heads} in an earlier call")
-            walk(call, sights, sums, scan_tile=choose(self._implementation, call))
-            level = self._uniform(call, sights, place)
-            self._chance.setdefault(call.path, Sums(level.heads, self._reach, self._marks)).add_all(level)
-            sums.add("norm", _norms(out, sights))
+            sums = self._sums.setdefault(call.path, Sums(module.heads, self._max_offset, self._masses))
+            stream(call, views, sums, scan_tile=select_scan(self._implementation, call))
+            level = self._uniform(call, views, module.stack)
+            self._chance.setdefault(call.path, Sums(level.heads, self._max_offset, self._masses)).add_all(level)
+            sums.add("norm", _norms(out, views))
 
-    def _sights(self, call: Call, place: Place) -> tuple[list[Sight], set[str]]:
+    def _views(self, call: Call, stack: str) -> tuple[list[SequenceView], set[str]]:
         b, t, s = call.q.shape[0], call.q.shape[2], call.k.shape[2]
-        asked, read = sides(self._given, place.stage)
+        asked, read = sides(self._given, stack)
         asked, read = _fitting(asked, b, t), _fitting(read, b, s)
-        if read is not None and read.begins is not None and not told_apart(call, read.begins):
+        if read is not None and read.begins is not None and not are_separate(call, read.begins):
             read = replace(read, begins=None)
-        crossed = is_cross(place.stage)
+        crossed = is_cross(stack)
         without = {*(() if not crossed else _OF_ONE_TEXT)}
         if read is None:
             without.update((*_OF_TOKENS, *self._key_sets))
@@ -244,36 +244,35 @@ class Recorder:
             real = ~padding
             self._padded[call.path] = self._padded.get(call.path, 0) + int(padding.sum())
         keys = real if read is None and not crossed and t == s else None
-        marks = _marks(read, keys, self._key_sets, (b, s), call.q.device)
-        sights = [_sight(real, None if crossed else read, marks, n, t, s) for n in range(b)]
-        return sights, without
+        members = _members(read, keys, self._key_sets, (b, s), call.q.device)
+        views = [_view(real, None if crossed else read, members, n, t, s) for n in range(b)]
+        return views, without
 
-    def _uniform(self, call: Call, sights: list[Sight], place: Place) -> Sums:
+    def _uniform(self, call: Call, views: list[SequenceView], stack: str) -> Sums:
         """The sums of a head without preferences: the same for all layers that share a mask, and worked out once."""
-        shape = (place.stage, *call.q.shape[::2], call.k.shape[2])
-        real = [sight.real for sight in sights]
+        shape = (stack, *call.q.shape[::2], call.k.shape[2])
+        real = [view.real for view in views]
         for mask, counted, other, level in self._level:
             same = mask is call.visible or (isinstance(mask, Visible) and mask.structural and mask == call.visible)
             if same and other == shape and all(map(_alike, counted, real)):
                 return level
-        level = Sums(_mask_heads(call), self._reach, self._marks)
-        walk(call, sights, level, scan_tile=choose(self._implementation, call), uniform=True)
+        level = Sums(_mask_heads(call), self._max_offset, self._masses)
+        stream(call, views, level, scan_tile=select_scan(self._implementation, call), uniform=True)
         self._level = [*self._level, (call.visible, real, shape, level)][-_KEPT_MASKS:]
         return level
 
     def result(self) -> HeadStatistics:
         """The statistics of all that was seen so far. Raises ManyheadsError where that is nothing."""
-        seen = tuple(place for place in self._places if place.path in self._sums)
+        seen = self._modules.seen
         if not seen:
             raise ManyheadsError("no attention was seen: nothing ran through the door")
-        chance = _gathered(seen, self._chance, self._chance, self._without, self._marks, self._reach)
+        chance = _gathered(seen, self._chance, self._chance, self._without, self._masses, self._max_offset)
         nothing = {
-            name: np.full_like(getattr(chance, name), np.nan) for name in ("top_offsets", "spread", "output_norm")
+            name: np.full_like(getattr(chance, name), np.nan) for name in ("top_offsets", "logit_std", "output_norm")
         }
-        found = _gathered(seen, self._sums, self._chance, self._without, self._marks, self._reach)
-        uncalled = tuple(place.path for place in self._places if place.path not in self._sums)
-        padded = np.array([self._padded.get(place.path, 0) for place in seen])
-        return replace(found, chance=replace(chance, **nothing), uncalled=uncalled, padded=padded)
+        found = _gathered(seen, self._sums, self._chance, self._without, self._masses, self._max_offset)
+        padded = np.array([self._padded.get(module.path, 0) for module in seen])
+        return replace(found, chance=replace(chance, **nothing), uncalled=self._modules.uncalled, padded=padded)
 
 
 def _alike(one: Tensor | None, other: Tensor | None) -> bool:
@@ -290,7 +289,7 @@ def _fitting(side: Tokens | None, batch: int, length: int) -> Tokens | None:
     return side
 
 
-def _marks(
+def _members(
     read: Tokens | None, kept: Tensor | None, sets: Mapping[str, KeySet], shape: tuple[int, int], device: torch.device
 ) -> Tensor:
     """(1 + sets, b, s): the first real key of each text, and membership of each set; `kept`: real keys where no text is read."""
@@ -316,10 +315,10 @@ def _marks(
     return torch.stack(members).float()
 
 
-def _sight(queries: Tensor | None, read: Tokens | None, marks: Tensor, n: int, t: int, s: int) -> Sight:
+def _view(queries: Tensor | None, read: Tokens | None, members: Tensor, n: int, t: int, s: int) -> SequenceView:
     real = None if queries is None else queries[n]
     if read is None:
-        return Sight(real, None, None, None, roomy(marks[:, n].contiguous()), s - t)
+        return SequenceView(real, None, None, None, lane_padded(members[:, n].contiguous()), s - t)
     keys = read.ids[n].to(torch.int32)
     before = torch.cat((keys.new_full((1,), -1), keys[:-1]))
     if read.begins is not None:  # what stands before a text in its row is another one's
@@ -328,7 +327,14 @@ def _sight(queries: Tensor | None, read: Tokens | None, marks: Tensor, n: int, t
         kept = read.real[n]
         keys = torch.where(kept, keys, -2)
         before = torch.where(torch.cat((kept.new_zeros(1), kept[:-1])), before, -1)
-    return Sight(real, keys[s - t :].contiguous(), roomy(keys), roomy(before), roomy(marks[:, n].contiguous()), s - t)
+    return SequenceView(
+        real,
+        keys[s - t :].contiguous(),
+        lane_padded(keys),
+        lane_padded(before),
+        lane_padded(members[:, n].contiguous()),
+        s - t,
+    )
 
 
 def _mask_heads(call: Call) -> int:
@@ -338,33 +344,29 @@ def _mask_heads(call: Call) -> int:
     return call.q.shape[1] if apart else 1
 
 
-def _norms(out: Tensor, sights: list[Sight]) -> Tensor:
+def _norms(out: Tensor, views: list[SequenceView]) -> Tensor:
     """(h,): sums of the outputs' norms over the queries that are counted."""
     total = torch.zeros(out.shape[1], dtype=torch.float64, device=out.device)
-    for n, sight in enumerate(sights):
+    for n, view in enumerate(views):
         norms = torch.linalg.vector_norm(out[n].float(), dim=-1).double()
-        total += norms.sum(1) if sight.real is None else norms[:, sight.real].sum(1)
+        total += norms.sum(1) if view.real is None else norms[:, view.real].sum(1)
     return total
 
 
-def _columns(place: Place, heads: int, *, one_for_all: bool) -> tuple[int, ...]:
-    """The column of each head: its original number."""
-    return (0,) if one_for_all and heads == 1 else place.numbers(heads)
-
-
 def _gathered(
-    seen: tuple[Place, ...], sums: Mapping[str, Sums], chance: Mapping[str, Sums], without: Mapping[str, set[str]],
-    marks: tuple[str, ...], reach: int,
+    seen: tuple[AttentionModule, ...], sums: Mapping[str, Sums], chance: Mapping[str, Sums], without: Mapping[str, set[str]],
+    masses: tuple[str, ...], max_offset: int,
 ) -> HeadStatistics:  # fmt: skip
-    columns = [_columns(place, sums[place.path].heads, one_for_all=sums is chance) for place in seen]
+    # One row of chance may stand for all heads of a module.
+    columns = [(0,) if sums is chance and sums[module.path].heads == 1 else module.computed for module in seen]
     most = max(max(each) for each in columns) + 1
 
     def rows(of: Callable[[str], Tensor]) -> Floats:
-        parts = [of(place.path).numpy() for place in seen]
+        parts = [of(module.path).numpy() for module in seen]
         whole = np.full((len(parts), most, *parts[0].shape[1:]), np.nan)
         for row, part, numbers in zip(whole, parts, columns, strict=True):
             for number, values in zip(numbers, part, strict=True):
-                if number >= 0:  # else a head of zeros, where one was removed
+                if number >= 0:  # else a zeroed head, where one was removed
                     row[number] = values
         return whole
 
@@ -378,20 +380,20 @@ def _gathered(
     def mass(at: int) -> Callable[[str], Tensor]:
         def of(path: str) -> Tensor:
             found = sums[path].totals["mass"][at] / chance[path].totals["seen"][at]
-            return torch.full_like(found, torch.nan) if marks[at] in without[path] else found
+            return torch.full_like(found, torch.nan) if masses[at] in without[path] else found
 
         return of
 
     def eligible(at: int) -> Callable[[str], Tensor]:
         return lambda path: chance[path].totals["seen"][at].expand(sums[path].heads)
 
-    crossed = np.array([is_cross(place.stage) for place in seen])
+    crossed = np.array([is_cross(module.stack) for module in seen])
     offsets, tops, distance = mean("offsets"), mean("tops"), mean("distance", "attended")
     for array in (offsets, tops, distance):
         array[crossed] = np.nan
     return HeadStatistics(
-        seen, reach, np.array([int(sums[place.path].totals["queries"].max()) for place in seen]),
-        {name: rows(mass(at)) for at, name in enumerate(marks)},
-        {name: rows(eligible(at)) for at, name in enumerate(marks)},
-        offsets, tops, mean("entropy"), distance, mean("spread"), np.maximum(0.0, 1 - mean("attended")), mean("norm"), None,
+        seen, max_offset, np.array([int(sums[module.path].totals["queries"].max()) for module in seen]),
+        {name: rows(mass(at)) for at, name in enumerate(masses)},
+        {name: rows(eligible(at)) for at, name in enumerate(masses)},
+        offsets, tops, mean("entropy"), distance, mean("logit_std"), np.maximum(0.0, 1 - mean("attended")), mean("norm"), None,
     )  # fmt: skip

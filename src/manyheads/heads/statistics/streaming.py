@@ -18,40 +18,40 @@ from manyheads.ops import score_rows as fields
 from manyheads.ops.deferred import widened
 from manyheads.ops.predicates import Causal, Visible, Window, grid
 from manyheads.ops.request import wide
-from manyheads.ops.score_rows import Bounds, Rows, Sight, fresh, hide, scan
+from manyheads.ops.score_rows import Bounds, Rows, SequenceView, init_rows, mask_logits, scan
 
-__all__ = ["Scan", "Sums", "walk"]
+__all__ = ["Scan", "Sums", "stream"]
 
 _TILE_KEYS = 2048
 _TILE_ELEMENTS = 2**20  # of all heads together: 4 MiB in float32
 
 # Takes a tile of logits into rows: `rows.scan` or its compiled twin.
-Scan = Callable[[Rows, Tensor, slice, Sight, Bounds | None], None]
+Scan = Callable[[Rows, Tensor, slice, SequenceView, Bounds | None], None]
 
 
 @dataclass(eq=False)
 class Sums:
-    """Sums over queries for each head of one attention module, in float64; `marks` names the masses.
+    """Sums over queries for each head of one attention module, in float64; `masses` are their names.
 
-    mass, seen (marks, h)   of the probabilities, and the queries where there was any
-    offsets, tops (h, 2·reach + 1)   of the probabilities by distance, and of the queries by that of their strongest key
-    entropy, distance, attended, spread, norm (h,)   and `queries` (h,), which all are sums over
+    mass, seen (masses, h)   of the probabilities, and the queries where there was any
+    offsets, tops (h, 2·max_offset + 1)   of the probabilities by distance, and of the queries by that of their strongest key
+    entropy, distance, attended, logit_std, norm (h,)   and `queries` (h,), which all are sums over
     """
 
     heads: int
-    reach: int
-    marks: tuple[str, ...]
+    max_offset: int
+    masses: tuple[str, ...]
     totals: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        h, many = self.heads, len(self.marks)
+        h, many = self.heads, len(self.masses)
         shapes: dict[str, tuple[int, ...]] = {
             "mass": (many, h),
             "seen": (many, h),
-            "offsets": (h, 2 * self.reach + 1),
-            "tops": (h, 2 * self.reach + 1),
+            "offsets": (h, 2 * self.max_offset + 1),
+            "tops": (h, 2 * self.max_offset + 1),
         }
-        shapes |= dict.fromkeys(("entropy", "distance", "attended", "spread", "norm", "queries"), (h,))
+        shapes |= dict.fromkeys(("entropy", "distance", "attended", "logit_std", "norm", "queries"), (h,))
         self.totals = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
     def add(self, name: str, part: Tensor) -> None:
@@ -64,8 +64,8 @@ class Sums:
             self.totals[name] += part
 
 
-def walk(call: Call, sights: list[Sight], sums: Sums, *, scan_tile: Scan = scan, uniform: bool = False) -> None:
-    """Adds every query of `call` to `sums`; `sights` one a sequence.
+def stream(call: Call, views: list[SequenceView], sums: Sums, *, scan_tile: Scan = scan, uniform: bool = False) -> None:
+    """Adds every query of `call` to `sums`; `views` one a sequence.
 
     uniform: of a head that gives the same probability to every key it may see, which is what chance is.
     """
@@ -73,21 +73,19 @@ def walk(call: Call, sights: list[Sight], sums: Sums, *, scan_tile: Scan = scan,
     h, s = sums.heads if uniform else heads, call.k.shape[2]
     dtype = wide(call.q.dtype)
     for sequence in range(b):
-        sight = sights[sequence]
+        view = views[sequence]
         logits_of = _level(call, h, dtype) if uniform else _products(call, sequence, dtype)
         for rows in _row_tiles(t, h, min(s, _TILE_KEYS)):
-            state = fresh(h, rows, sight, reach=sums.reach, like=call.q, dtype=dtype)
-            at = torch.arange(rows.start, rows.stop, device=call.q.device) + sight.offset
+            state = init_rows(h, rows, view, max_offset=sums.max_offset, like=call.q, dtype=dtype)
+            at = torch.arange(rows.start, rows.stop, device=call.q.device) + view.offset
             bounds = _bounds(call.visible, at, s)
             for columns in _column_tiles(call.visible, at, bounds, s):
                 logits = logits_of(rows, columns)
                 if bounds is None:
-                    pairs = grid(
-                        batch=b, heads=heads, rows=rows, columns=columns, offset=sight.offset, device=at.device
-                    )
-                    logits = hide(logits, call.visible, pairs, sequence)
-                scan_tile(state, logits, columns, sight, bounds)
-            _fold(state, sight, sums, call.sinks, uniform=uniform)
+                    pairs = grid(batch=b, heads=heads, rows=rows, columns=columns, offset=view.offset, device=at.device)
+                    logits = mask_logits(logits, call.visible, pairs, sequence)
+                scan_tile(state, logits, columns, view, bounds)
+            _accumulate(state, view, sums, call.sinks, uniform=uniform)
 
 
 def _products(call: Call, sequence: int, dtype: torch.dtype) -> Callable[[slice, slice], Tensor]:
@@ -149,12 +147,12 @@ def _column_tiles(
             yield columns
 
 
-def _fold(rows: Rows, sight: Sight, sums: Sums, sinks: Tensor | None, *, uniform: bool) -> None:
+def _accumulate(rows: Rows, view: SequenceView, sums: Sums, sinks: Tensor | None, *, uniform: bool) -> None:
     """Rows whose keys have all passed, added to the sums."""
-    state, reach = rows.state.double(), sums.reach
+    state, max_offset = rows.state.double(), sums.max_offset
     counted = state[..., fields.COUNT] > 0
-    if sight.real is not None:
-        counted = counted & sight.real[rows.first : rows.first + state.shape[1]]
+    if view.real is not None:
+        counted = counted & view.real[rows.first : rows.first + state.shape[1]]
     total = state[..., fields.TOTAL]
     whole = total
     if sinks is not None and not uniform:
@@ -171,30 +169,30 @@ def _fold(rows: Rows, sight: Sight, sums: Sums, sinks: Tensor | None, *, uniform
     sums.add("distance", summed(state[..., fields.DISTANCE] / whole))
     seen = state[..., fields.COUNT].clamp_min(1)
     mean = state[..., fields.SUM] / seen
-    sums.add("spread", summed((state[..., fields.SQUARES] / seen - mean * mean).clamp_min(0).sqrt()))
+    sums.add("logit_std", summed((state[..., fields.SQUARES] / seen - mean * mean).clamp_min(0).sqrt()))
     # In the dtype of the rows: this is the one part that is as wide as the band.
     top = torch.where(counted, state[..., fields.TOP] + torch.log(whole), torch.inf).to(rows.band.dtype)
     near = torch.exp(rows.band - top[..., None])
     past = torch.where(counted, state[..., fields.PAST] / whole, 0.0)
     _add_offsets(near, past, torch.where(counted, share, 0.0), sums)
-    _add_masses(near, torch.where(counted[..., None], state[..., fields.MARKS :] / whole[..., None], 0.0), sums)
-    i = torch.arange(rows.first, rows.first + state.shape[1], device=state.device) + sight.offset
-    at = (i - state[..., fields.BEST]).clamp(-reach, reach).long() + reach
-    tops = state.new_zeros((state.shape[0], 2 * reach + 1)).scatter_add_(1, at, counted.double())
+    _add_masses(near, torch.where(counted[..., None], state[..., fields.KEY_SETS :] / whole[..., None], 0.0), sums)
+    i = torch.arange(rows.first, rows.first + state.shape[1], device=state.device) + view.offset
+    at = (i - state[..., fields.BEST]).clamp(-max_offset, max_offset).long() + max_offset
+    tops = state.new_zeros((state.shape[0], 2 * max_offset + 1)).scatter_add_(1, at, counted.double())
     sums.add("tops", tops)
 
 
 def _add_offsets(near: Tensor, past: Tensor, share: Tensor, sums: Sums) -> None:
     """The band, and what is farther on either side of it: the mass of that side without the band's."""
-    reach = sums.reach
+    max_offset = sums.max_offset
     inside = near.sum(1, dtype=torch.float64)
-    behind = (past.sum(1) - inside[:, reach - 1 :].sum(-1)).clamp_min(0)
-    ahead = ((share - past).sum(1) - inside[:, : reach - 1].sum(-1)).clamp_min(0)
+    behind = (past.sum(1) - inside[:, max_offset - 1 :].sum(-1)).clamp_min(0)
+    ahead = ((share - past).sum(1) - inside[:, : max_offset - 1].sum(-1)).clamp_min(0)
     sums.add("offsets", torch.cat((ahead[:, None], inside, behind[:, None]), 1))
 
 
 def _add_masses(near: Tensor, marked: Tensor, sums: Sums) -> None:
-    centre = sums.reach - 1
+    centre = sums.max_offset - 1
     ours = torch.stack((near[..., centre], near[..., centre + 1], near[..., centre - 1]), -1).double()
     mass = torch.cat((ours, marked), -1)
     sums.add("mass", mass.sum(1).T)

@@ -22,11 +22,12 @@ import numpy as np
 from torch import Tensor
 
 from manyheads.heads.address import Head
-from manyheads.heads.effects.expected import Expected, expected_changes
-from manyheads.heads.effects.metrics import Batch, Metric, as_batches
-from manyheads.heads.effects.removing import Removing, mean_outputs
+from manyheads.heads.attention_modules import AttentionModule
+from manyheads.heads.batches import Batch, as_batches
+from manyheads.heads.effects.ablation_run import AblationRun, mean_outputs
+from manyheads.heads.effects.first_order import FirstOrder, first_order_effects
+from manyheads.heads.effects.metrics import Metric
 from manyheads.heads.effects.two_phase import two_phase_estimate
-from manyheads.heads.modules import Place
 from manyheads.heads.progress import Pace
 from manyheads.heads.significance import benjamini_hochberg
 
@@ -76,7 +77,7 @@ class Effects:
     stopped    whether time ran out before everything was measured that could have been
     """
 
-    places: tuple[Place, ...]
+    modules: tuple[AttentionModule, ...]
     heads: tuple[Head, ...]
     loss: np.ndarray
     low: np.ndarray
@@ -141,11 +142,11 @@ class _Work:
         self._windows, self._short = (as_batches(model, batches) for batches in (texts.windows, texts.short))
         self._began = time.perf_counter()
         self._deadline = self._began + budget.seconds
-        with Removing(model, self._windows[:1], "zero", metric).open() as run:
-            self.places = run.places
-        self._at = [(row, number) for row, place in enumerate(self.places) for number in place.numbers]
-        self.heads = tuple(self.places[row].head(number) for row, number in self._at)
-        self._first: Expected | None = None
+        with AblationRun(model, self._windows[:1], "zero", metric).open() as run:
+            self.modules = run.modules
+        self._at = [(row, number) for row, module in enumerate(self.modules) for number in module.numbers]
+        self.heads = tuple(self.modules[row].head(number) for row, number in self._at)
+        self._first: FirstOrder | None = None
         self._estimates = np.zeros((len(self._windows) + len(self._short), len(self.heads)))
         self._on_short = np.full((len(self._short), len(self.heads)), np.nan)
         self._on_whole = np.full((0, len(self.heads)), np.nan)
@@ -163,7 +164,7 @@ class _Work:
             f"what each head is expected to cost, to first order: one backward pass on each of {count} windows"
         )
         given = [*self._windows, *self._short]
-        self._first = expected_changes(self._model, given, metric=self._metric, say=self._pace.counted("windows"))
+        self._first = first_order_effects(self._model, given, metric=self._metric, say=self._pace.counted("windows"))
         self._means = self._first.means
         self._estimates = self._columns(self._first.rises)
 
@@ -222,9 +223,9 @@ class _Work:
         return sorted(order[:count].tolist())
 
     def _removing(self, batches: Sequence[Batch]) -> Any:
-        return Removing(self._model, batches, "mean", self._metric, positions="later", means=self._means).open()
+        return AblationRun(self._model, batches, "mean", self._metric, positions="later", means=self._means).open()
 
-    def _seconds_a_head(self, run: Removing) -> float:
+    def _seconds_a_head(self, run: AblationRun) -> float:
         """What a head costs on a window, as far as one pass tells."""
         began = time.perf_counter()
         run.measure(0)
@@ -238,7 +239,7 @@ class _Work:
         self.stopped = True
         return max(min(least, most), int(max(left, 0.0) * share / each))
 
-    def _taken(self, run: Removing, number: int, heads: Sequence[int], *, done: int, of: int) -> np.ndarray:
+    def _taken(self, run: AblationRun, number: int, heads: Sequence[int], *, done: int, of: int) -> np.ndarray:
         told = self._pace.counted("passes")
         jobs = [(self._at[at][0], (self._at[at][1],)) for at in heads]
         added, whole, _ = run.added(number, jobs, say=lambda more: told(done * len(jobs) + more, of * len(jobs)))
@@ -274,7 +275,7 @@ class _Work:
                 if which is whole:
                     p_values[which] = np.nan_to_num(found.p_values, nan=1.0)
         return Effects(
-            self.places, self.heads, loss, low, high, benjamini_hochberg(p_values), whole * len(self._on_whole), short,
+            self.modules, self.heads, loss, low, high, benjamini_hochberg(p_values), whole * len(self._on_whole), short,
             self._estimates[:many].mean(0) if known else None,
             self._columns(self._first.slopes)[:many].mean(0) if self._first is not None else None, *self._by_half(known=known),
             float(self._first.baselines[:many].mean()) if self._first is not None else float(np.mean(self._baselines)),

@@ -18,19 +18,26 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import OneHead, address
-from manyheads.heads.batches import places as stacks
-from manyheads.heads.effects.activation_cache import Replay, replaying
-from manyheads.heads.effects.metrics import Batch, Metric, measured, metric_of
-from manyheads.heads.effects.replacing import METHODS, POSITIONS, Means, Outputs, Replacing, donated
-from manyheads.heads.modules import Place, Placing, select, table
+from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, head_table, select
+from manyheads.heads.batches import Batch
+from manyheads.heads.effects.activation_cache import ActivationCache, caching_activations
+from manyheads.heads.effects.metrics import Metric, measured, metric_of
+from manyheads.heads.effects.replaced_outputs import (
+    METHODS,
+    POSITIONS,
+    HeadReplacement,
+    MeanOutputs,
+    RecordedOutputs,
+    resampled_outputs,
+)
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import opened
 from manyheads.quoting import shown
 
-__all__ = ["Job", "Removal", "Removing", "mean_outputs"]
+__all__ = ["AblationRun", "Job", "Removal", "mean_outputs"]
 
 Job = tuple[int, tuple[int, ...]]
-"""What is taken away at a time: (row of the places, heads of it)."""
+"""What is taken away at a time: (row of the modules, heads of it)."""
 
 # How far the metric may move when the prefix is replayed: sums on a GPU may be taken in another order.
 _SAME = 1e-5
@@ -51,7 +58,7 @@ class Removal:
         return tuple((self.by_batch @ self.weights).tolist())
 
 
-class Removing:
+class AblationRun:
     """Measurements of one model on given batches, with heads taken away in one way; `open` it first.
 
     how        one of METHODS; positions  one of POSITIONS: where a head is taken away
@@ -72,33 +79,33 @@ class Removing:
         if positions not in POSITIONS:
             raise ManyheadsError(f"positions={shown(positions)} is not one of {', '.join(map(repr, POSITIONS))}")
         self._model, self._batches, self._how, self._metric = model, batches, how, metric
-        self._gate, self._given = Replacing(positions), means
+        self._gate, self._given = HeadReplacement(positions), means
         self._checked = False
         self.reused = reuse
-        self.places: tuple[Place, ...] = ()
+        self.modules: tuple[AttentionModule, ...] = ()
 
     @contextmanager
-    def open(self) -> Iterator[Removing]:
-        """The door is open, in evaluation mode and without gradients, and the places of the heads are known."""
+    def open(self) -> Iterator[AblationRun]:
+        """The door is open, in evaluation mode and without gradients, and the modules are known."""
         found = find_attentions(self._model)
-        placing = Placing(found)
-        self._gate.stages = {place.path: place.stage for place in stacks(found)}
-        with torch.no_grad(), opened(self._model, gates=[self._gate], observers=[placing], mode="eval") as door:
+        index = ModuleIndex(found)
+        self._gate.stacks = index.stacks
+        with torch.no_grad(), opened(self._model, gates=[self._gate], observers=[index], mode="eval") as door:
             if self._how == "mean" and self._given is None:
                 later = self._gate.positions == "later"
                 self._gate.instead = mean_outputs(self._model, self._batches, later=later)
             else:
                 self._gate.instead = dict(self._given or {})
                 self._model(**self._batches[0])
-            self.places = placing.places(door)
+            self.modules = index.called(door)
             yield self
 
     def measure(self, number: int, gone: Mapping[str, Sequence[int]] | None = None) -> tuple[float, float]:
         """(value, weight) of the metric on batch `number` with the heads `gone` {path: heads} taken away."""
         batch = self._batches[number]
-        by_path = {place.path: place for place in self.places} if gone else {}
+        by_path = {module.path: module for module in self.modules} if gone else {}
         self._gate.batch = batch
-        self._gate.take({path: by_path[path].slots(heads) for path, heads in (gone or {}).items()})
+        self._gate.take({path: by_path[path].indices(heads) for path, heads in (gone or {}).items()})
         try:
             value, weight = measured(self._model, batch, metric_of(self._model, batch, self._metric))
         finally:
@@ -114,14 +121,16 @@ class Removing:
                 raise ManyheadsError(
                     "resampling needs the outputs of another text, and there is 1; at least 2 are needed"
                 )
-            self._gate.instead = donated(own, after)
+            self._gate.instead = resampled_outputs(own, after)
 
     def added(
         self, number: int, jobs: Sequence[Job], *, say: Callable[[int], None] = lambda _: None
     ) -> tuple[Tensor, float, float]:
         """(what the absence of each of `jobs` adds on batch `number` (rows, heads), the metric of the whole, its weight)."""
-        added = table(self.places)
-        with replaying(self._model, [place.path for place in self.places] if self.reused else []) as replay:
+        added = head_table(self.modules)
+        with caching_activations(
+            self._model, [module.path for module in self.modules] if self.reused else []
+        ) as replay:
             replay.record()
             whole, weight = self.measure(number)
             if self.reused and not self._checked:
@@ -129,9 +138,9 @@ class Removing:
             replay.skip_to(None)
             self.prepare(number)
             # From the last layer to the first: a block that keeps something for later keeps what it had untouched.
-            order = sorted(jobs, key=lambda job: (-replay.prefix(self.places[job[0]].path), job))
+            order = sorted(jobs, key=lambda job: (-replay.prefix(self.modules[job[0]].path), job))
             for done, (row, heads) in enumerate(order):
-                path = self.places[row].path
+                path = self.modules[row].path
                 replay.skip_to(path if self.reused else None)
                 changed, _ = self.measure(number, {path: heads})
                 added[row, list(heads)] = changed - whole
@@ -167,18 +176,18 @@ class Removing:
         return Removal(tuple(counts), found, shares, self._how)
 
     def _by_path(self, heads: Sequence[OneHead]) -> dict[str, tuple[int, ...]]:
-        chosen = select(self.places, heads) if heads else {}
-        return {self.places[row].path: numbers for row, numbers in chosen.items()}
+        chosen = select(self.modules, heads) if heads else {}
+        return {self.modules[row].path: numbers for row, numbers in chosen.items()}
 
-    def _outputs(self, number: int) -> Outputs:
-        outputs = Outputs(self._batches[number], self._gate.stages)
+    def _outputs(self, number: int) -> RecordedOutputs:
+        outputs = RecordedOutputs(self._batches[number], self._gate.stacks)
         with opened(self._model, observers=[outputs]):
             self._model(**self._batches[number])
         return outputs
 
-    def _faithful(self, replay: Replay, number: int, whole: float) -> bool:
+    def _faithful(self, replay: ActivationCache, number: int, whole: float) -> bool:
         """Whether the network gives the same when it starts at half, three quarters ... and the last of its attentions."""
-        paths = sorted((place.path for place in self.places), key=replay.prefix)
+        paths = sorted((module.path for module in self.modules), key=replay.prefix)
         starts = {len(paths) - 1}
         step = len(paths) // 2
         while step:
@@ -198,7 +207,7 @@ class Removing:
 def mean_outputs(model: Any, batches: Sequence[Batch], *, later: bool = False) -> dict[str, Tensor]:
     """{path: (h, v)}: the mean output of each head over all real positions of `batches`; `later`: without the first positions
     of causal attention."""
-    means = Means({place.path: place.stage for place in stacks(find_attentions(model))}, later=later)
+    means = MeanOutputs(ModuleIndex(find_attentions(model)).stacks, later=later)
     with torch.no_grad(), opened(model, observers=[means], mode="eval"):
         for batch in batches:
             means.batch = batch

@@ -103,16 +103,16 @@ def _made(name: str, pruning: Pruning, settings: Mapping[str, Any], stated: Stac
 def _padded(plan: Plan, settings: Mapping[str, Any], stated: StackSpec, why: str) -> Form:
     """Zeros in the shapes that the model has now; where these differ by layer, it stays the compact form that it is."""
     pruning = plan.padded
-    for stage, layer, heads in pruning.layers:
-        if heads.slots and len(heads.slots) != _stated_heads(stated, stage, layer):
+    for role, layer, heads in pruning.layers:
+        if heads.slots and len(heads.slots) != _stated_heads(stated, role, layer):
             raise ConversionError(
                 f"no padded form: its layers have different counts already, which no stock class has; valid: {_named('compact')}"
             )
     return _made("padded", pruning, settings, stated, why)
 
 
-def _stated_heads(stated: StackSpec, stage: str, layer: int) -> int:
-    spec = attention_at(stated, stage, layer)
+def _stated_heads(stated: StackSpec, role: str, layer: int) -> int:
+    spec = attention_at(stated, role, layer)
     return spec.num_heads if spec is not None else 0
 
 
@@ -151,9 +151,9 @@ def _full_layer(plan: Plan) -> str:
     if len(counts) > 1:
         return "its layers have different counts already"
     (full,) = counts
-    for (stage, layer), needed in plan.sizes.items():
+    for (role, layer), needed in plan.sizes.items():
         if (needed[0] * needed[1], needed[0]) == full:
-            return f"layer {layer} of the {stage} still needs all {full[0]} heads and {full[1]} key/value heads"
+            return f"layer {layer} of the {role} still needs all {full[0]} heads and {full[1]} key/value heads"
     most_groups, most_queries = (max(size[at] for size in plan.sizes.values()) for at in (0, 1))
     return f"one layer needs {most_groups} groups and another {most_queries} heads in a group, which is all there are"
 

@@ -12,13 +12,13 @@ from manyheads.models.door.call import Call
 from manyheads.ops import score_rows as rows
 from manyheads.quoting import shown
 
-__all__ = ["IMPLEMENTATIONS", "choose"]
+__all__ = ["IMPLEMENTATIONS", "select_scan"]
 
 IMPLEMENTATIONS = ("auto", "torch", "compiled")
 _MOST_KEYS = 2**24  # positions are floats there
 
 
-def choose(implementation: str, call: Call) -> Scan:
+def select_scan(implementation: str, call: Call) -> Scan:
     """The scan for this call. Raises BackendError for a name that is not known, and for "compiled" where it cannot be."""
     if implementation not in IMPLEMENTATIONS:
         raise BackendError(f"implementation {shown(implementation)} is not one of {', '.join(IMPLEMENTATIONS)}")

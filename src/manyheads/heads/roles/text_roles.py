@@ -11,6 +11,8 @@ import torch
 
 from manyheads.heads.address import Head
 from manyheads.heads.alignment import Frame
+from manyheads.heads.attention_weights import AttentionWeights, measure_heads
+from manyheads.heads.batches import Batch
 from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.roles.evidence import SINK, Evidence, beside, from_units
 from manyheads.heads.roles.text_scores import (
@@ -27,7 +29,6 @@ from manyheads.heads.roles.text_scores import (
 )
 from manyheads.heads.roles.token_types import LEAST_TYPES, above_p, delimiter_p, first_p, rare_p
 from manyheads.heads.significance import unit_mean
-from manyheads.heads.watching import Batch, Look, watch
 
 __all__ = ["POSITIONAL_SHARE", "WITHOUT", "cut", "text_roles", "unread"]
 
@@ -88,11 +89,11 @@ def text_roles(
     batches = _batches(model, windows, around)
     content = slice(len(around.before), len(around.before) + len(windows[0]))
 
-    def measure(look: Look, _: Batch) -> torch.Tensor:
-        figures = measure_text(look, words=words, rows=content)
-        return torch.cat((figures.flatten(2), tokens_apart(look, rows=content).packed()), -1)
+    def measure(attention: AttentionWeights, _: int) -> torch.Tensor:
+        figures = measure_text(attention, words=words, rows=content)
+        return torch.cat((figures.flatten(2), tokens_apart(attention, rows=content).packed()), -1)
 
-    heads, found = watch(model, batches, measure)
+    heads, found = measure_heads(model, batches, measure)
     first = len(TEXT_MEASURES) * (1 + CONTROLS)
     scores = found[..., :first].reshape(*found.shape[:2], len(TEXT_MEASURES), 1 + CONTROLS)
     by_type = _by_type(heads, found[1::2, :, first:], batches, np.array(windows)[1::2], words)
@@ -105,9 +106,10 @@ def _batches(model: Any, windows: Sequence[Sequence[int]], around: Frame) -> lis
     batches = []
     for at in range(0, len(windows), _AT_ONCE):
         part = windows[at : at + _AT_ONCE]
-        rows = torch.tensor([[*around.before, *window, *around.after] for window in part])
-        targets = torch.tensor([[start, *window] for window in part]) if isinstance(start, int) else None
-        batches.append(Batch(rows, targets))
+        batch = {"input_ids": torch.tensor([[*around.before, *window, *around.after] for window in part])}
+        if isinstance(start, int):
+            batch["decoder_input_ids"] = torch.tensor([[start, *window] for window in part])
+        batches.append(batch)
     return batches
 
 
@@ -116,14 +118,14 @@ def _by_type(
 ) -> Mapping[str, np.ndarray]:
     """The p-values of `heads.roles.token_types`, of the windows that are scored; `single` (windows, heads, ...) and `ids` are of these."""
     figures = TokenFigures.unpacked(single)
-    starts = {"": [row for batch in batches for row in batch.ids[:, 0].tolist()][1::2]}
-    starts["decoder"] = [
-        row for batch in batches if batch.targets is not None for row in batch.targets[:, 0].tolist()
-    ][1::2]  # fmt: skip
+    starts = {
+        stack: [row for batch in batches if name in batch for row in batch[name][:, 0].tolist()][1::2]
+        for stack, name in (("", "input_ids"), ("decoder", "decoder_input_ids"))
+    }
     first = np.full(len(heads), np.nan)
-    for stage in {head.stage for head in heads}:
-        own = np.array([head.stage == stage for head in heads])
-        first[own] = first_p(figures.first[:, own], figures.lift[:, own], starts.get(stage) or starts[""])
+    for stack in {head.stack for head in heads}:
+        own = np.array([head.stack == stack for head in heads])
+        first[own] = first_p(figures.first[:, own], figures.lift[:, own], starts.get(stack) or starts[""])
     return {
         SINK: first, "delimiter": delimiter_p(figures, ids, words), "rare token": rare_p(figures, ids, words),
         "duplicate token": above_p(figures.alike, ids), "itself": above_p(figures.itself, ids),

@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head, format_head, parse_head  # noqa: E402
+from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, row_of, select  # noqa: E402
 from manyheads.heads.effects import ablate_heads, ablated, head_importance  # noqa: E402
-from manyheads.heads.modules import Place, Placing, place_of, select  # noqa: E402
 from manyheads.heads.statistics import head_statistics  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
@@ -151,48 +151,48 @@ def mean_square(out: Any, _: Any) -> Any:
     return first.double().square().mean()
 
 
-def found_places(model: Any, batch: dict[str, Any]) -> tuple[Place, ...]:
+def found_modules(model: Any, batch: dict[str, Any]) -> tuple[AttentionModule, ...]:
     with opened(model) as door:
-        placing = Placing(door.attentions)
-        with opened(model, observers=[placing]), torch.no_grad():
+        index = ModuleIndex(door.attentions)
+        with opened(model, observers=[index]), torch.no_grad():
             model(**batch)
-        return placing.places(door)
+        return index.called(door)
 
 
-def round_trip(places: tuple[Place, ...]) -> None:
+def round_trip(modules: tuple[AttentionModule, ...]) -> None:
     """Every address is read back, in both spellings, and is that of one head."""
     seen = set()
-    for row, place in enumerate(places):
-        for number in range(place.heads):
-            head = place.head(number)
+    for row, module in enumerate(modules):
+        for number in range(module.heads):
+            head = module.head(number)
             for text in (format_head(head), format_head(head, short=True), str(head)):
                 assert parse_head(text) == head
-            assert place_of(places, head) == row
-            assert select(places, [parse_head(str(head))]) == {row: (number,)}
+            assert row_of(modules, head) == row
+            assert select(modules, [parse_head(str(head))]) == {row: (number,)}
             seen.add(str(head))
-    assert len(seen) == sum(place.heads for place in places)
+    assert len(seen) == sum(module.heads for module in modules)
 
 
 @pytest.mark.parametrize("name", sorted(set(tiny.CASES) - REFUSED))
 def test_addresses_of_every_family_are_read_back(name: str) -> None:
     model, batch = tiny.build(name), tiny.inputs(name)
-    places = found_places(model, batch)
-    round_trip(places)
-    stages = {place.stage for place in places}
-    assert stages == ({"encoder", "decoder", "cross"} if "decoder_input_ids" in batch else {""})
+    modules = found_modules(model, batch)
+    round_trip(modules)
+    stacks = {module.stack for module in modules}
+    assert stacks == ({"encoder", "decoder", "cross"} if "decoder_input_ids" in batch else {""})
 
 
 @pytest.mark.parametrize("name", sorted(STACKS))
 def test_stacks_are_called_what_the_model_calls_them(name: str) -> None:
     model, batch = made(name)
-    places = found_places(model, batch)
-    round_trip(places)
+    modules = found_modules(model, batch)
+    round_trip(modules)
     counts: dict[str, int] = {}
-    for place in places:
-        counts[place.stage] = counts.get(place.stage, 0) + 1
-        assert place.stage in ("", "encoder", "decoder", "cross") or place.stage.replace(".", "") in place.path.replace(
+    for module in modules:
+        counts[module.stack] = counts.get(module.stack, 0) + 1
+        assert module.stack in ("", "encoder", "decoder", "cross") or module.stack.replace(
             ".", ""
-        )
+        ) in module.path.replace(".", "")
     assert counts == STACKS[name][2]
 
 
@@ -202,8 +202,8 @@ def test_statistics_importance_and_ablation_speak_of_the_same_heads(name: str) -
     seen = head_statistics(model, [batch])
     first = head_importance(model, [batch], metric=mean_square)
     quick, plain = (ablate_heads(model, [batch], metric=mean_square, reuse=reuse) for reuse in (True, False))
-    assert [(p.path, p.stage, p.layer) for p in seen.places] == [(p.path, p.stage, p.layer) for p in first.places]
-    assert first.places == quick.places == plain.places
+    assert [(p.path, p.stack, p.layer) for p in seen.modules] == [(p.path, p.stack, p.layer) for p in first.modules]
+    assert first.modules == quick.modules == plain.modules
     assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())
     head = first.heads()[-1]
     with ablated(model, [parse_head(str(head))]), torch.no_grad():
@@ -212,17 +212,17 @@ def test_statistics_importance_and_ablation_speak_of_the_same_heads(name: str) -
     assert bool((quick.scores.nan_to_num() != 0).any())
 
 
-def test_a_stage_that_is_not_there_is_answered_with_those_that_are() -> None:
-    places = found_places(*made("llava"))
+def test_a_stack_that_is_not_there_is_answered_with_those_that_are() -> None:
+    modules = found_modules(*made("llava"))
     with pytest.raises(ManyheadsError) as caught:
-        place_of(places, Head(0, 0, "decoder"))
+        row_of(modules, Head(0, 0, "decoder"))
     assert str(caught.value) == (
-        "decoder/0:0: the model has no stage 'decoder'; valid stages: vision_tower, language_model"
+        "decoder/0:0: the model has no stack 'decoder'; valid stacks: vision_tower, language_model"
     )
-    with pytest.raises(ManyheadsError, match="0:0: the model has no head without a stage; valid stages: vision_tower"):
-        place_of(places, Head(0, 0))
-    with pytest.raises(ManyheadsError, match="no stage 'cross'; valid: addresses without a stage, such as 0:0"):
-        place_of(found_places(tiny.build("llama"), tiny.inputs("llama")), Head(0, 0, "cross"))
+    with pytest.raises(ManyheadsError, match="0:0: the model has no head without a stack; valid stacks: vision_tower"):
+        row_of(modules, Head(0, 0))
+    with pytest.raises(ManyheadsError, match="no stack 'cross'; valid: addresses without a stack, such as 0:0"):
+        row_of(found_modules(tiny.build("llama"), tiny.inputs("llama")), Head(0, 0, "cross"))
 
 
 def test_images_have_no_tokens_even_where_there_are_as_many() -> None:

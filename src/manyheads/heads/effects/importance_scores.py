@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, OneHead, address
-from manyheads.heads.modules import Place, place_of
+from manyheads.heads.attention_modules import AttentionModule, row_of
 from manyheads.heads.significance import benjamini_hochberg, mean_interval, student_quantile, student_tail
 
 __all__ = ["Importance", "rank_correlation", "ranks", "spearman"]
@@ -22,7 +22,7 @@ class Importance:
     """The importance of heads: higher matters more.
 
     method        "first-order", "zero", "mean" or "resample"
-    scores        (rows, heads), float64: row i belongs to `places[i]`, in a model of one stack the layers in order; the
+    scores        (rows, heads), float64: row i belongs to `modules[i]`, in a model of one stack the layers in order; the
                   column is the number of the head, in a pruned model its original one. The
                   mean of |dL/dg| a sequence for first-order, else the metric without the head minus `baseline`. NaN where
                   there is no such head or it was not asked for
@@ -39,7 +39,7 @@ class Importance:
     scores: Tensor
     exact: Tensor
     baseline: float
-    places: tuple[Place, ...]
+    modules: tuple[AttentionModule, ...]
     by_batch: Tensor
     weights: Tensor
     seconds: float
@@ -58,14 +58,14 @@ class Importance:
     def score(self, head: OneHead) -> float:
         """The score of one head, as "3:1" or Head(3, 1). ManyheadsError where there is no such head."""
         one = address(head)
-        return float(self.scores[place_of(self.places, one), one.head])
+        return float(self.scores[row_of(self.modules, one), one.head])
 
     def heads(self) -> tuple[Head, ...]:
         """The heads that have a score, row by row."""
         return tuple(
-            place.head(number)
-            for row, place in enumerate(self.places)
-            for number in place.numbers
+            module.head(number)
+            for row, module in enumerate(self.modules)
+            for number in module.numbers
             if not torch.isnan(self.scores[row, number])
         )
 
@@ -73,7 +73,7 @@ class Importance:
         """All heads, the least important first; `by_layer`: after each layer's scores are divided by their norm, as in
         Michel et al. (arXiv 1905.10650, section 4.1). Equal scores keep the order of their layers."""
         scores = self.normalised() if by_layer else self.scores
-        return tuple(sorted(self.heads(), key=lambda head: float(scores[place_of(self.places, head), head.head])))
+        return tuple(sorted(self.heads(), key=lambda head: float(scores[row_of(self.modules, head), head.head])))
 
     def normalised(self) -> Tensor:
         """The scores of each row divided by their Euclidean norm; a row of zeros stays as it is."""
@@ -122,7 +122,7 @@ def rank_correlation(one: Importance, other: Importance) -> float:
 
     ManyheadsError where they are of different models, share fewer than three heads, or one of them has all heads equal.
     """
-    if one.places != other.places:
+    if one.modules != other.modules:
         raise ManyheadsError("importances of two different models cannot be compared head by head")
     both = ~torch.isnan(one.scores) & ~torch.isnan(other.scores)
     return spearman(one.scores[both], other.scores[both])

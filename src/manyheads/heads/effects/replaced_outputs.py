@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.batches import is_cross, packed, sides_of, told_apart
-from manyheads.heads.effects.metrics import Batch
+from manyheads.heads.attention_modules import is_cross
+from manyheads.heads.batches import Batch, are_separate, packed, side_names
 from manyheads.models.door.door import Call
 
 __all__ = [
     "METHODS",
     "POSITIONS",
-    "Means",
-    "Outputs",
-    "Replacing",
-    "donated",
+    "HeadReplacement",
+    "MeanOutputs",
+    "RecordedOutputs",
     "first_positions",
     "has_first",
     "real_positions",
+    "resampled_outputs",
 ]
 
 METHODS = ("zero", "mean", "resample")
@@ -32,11 +32,11 @@ use as a sink, so that what happens to it reaches every later token; there alone
 position: "later" is everywhere in it, "first" nowhere."""
 
 
-class Replacing:
+class HeadReplacement:
     """A gate that takes heads away: `gone` {path: heads}, at every call of the module. What they give instead is in `instead`
     {path: (h, v) of means, or (b, h, t, v) for each call of a forward}; a path without an entry gives zeros.
 
-    positions  one of POSITIONS; `batch` is what the forward is called with, `stages` {path: stage}, where it is not "all"
+    positions  one of POSITIONS; `batch` is what the forward is called with, `stacks` {path: stack}, where it is not "all"
     """
 
     def __init__(self, positions: str = "all") -> None:
@@ -44,7 +44,7 @@ class Replacing:
         self.instead: Mapping[str, Tensor | Sequence[Tensor]] = {}
         self.positions = positions
         self.batch: Batch = {}
-        self.stages: Mapping[str, str] = {}
+        self.stacks: Mapping[str, str] = {}
         self._calls: dict[str, int] = {}
 
     def take(self, gone: Mapping[str, Sequence[int]]) -> None:
@@ -57,7 +57,7 @@ class Replacing:
             return out
         heads, given = list(gone), self._given(call.path, out, list(gone))
         out = out.clone()
-        first = None if self.positions == "all" else first_positions(self.batch, call, self.stages[call.path])
+        first = None if self.positions == "all" else first_positions(self.batch, call, self.stacks[call.path])
         if first is None:
             out[:, heads] = out[:, heads] if self.positions == "first" else given
         else:
@@ -77,19 +77,19 @@ class Replacing:
         return instead[number][:, heads].to(out)
 
 
-class Means:
+class MeanOutputs:
     """An observer that takes the mean output (h, v) of each head over all real positions of all batches; `later`: without
     the first ones."""
 
-    def __init__(self, stages: Mapping[str, str], *, later: bool = False) -> None:
+    def __init__(self, stacks: Mapping[str, str], *, later: bool = False) -> None:
         self.batch: Batch = {}
-        self._stages, self._later = stages, later
+        self._stacks, self._later = stacks, later
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
     def __call__(self, call: Call, out: Tensor) -> None:
-        real = real_positions(self.batch, call, self._stages[call.path])
-        first = first_positions(self.batch, call, self._stages[call.path]) if self._later else None
+        real = real_positions(self.batch, call, self._stacks[call.path])
+        first = first_positions(self.batch, call, self._stacks[call.path]) if self._later else None
         real = real if first is None else real & ~first
         wide = torch.float32 if out.device.type == "mps" else torch.float64  # which Apple's GPUs do not have
         total = torch.einsum("bhtv,bt->hv", out.detach().to(wide), real.to(wide))
@@ -102,50 +102,50 @@ class Means:
         return {path: total / max(self._counts[path], 1) for path, total in self._sums.items()}
 
 
-class Outputs:
+class RecordedOutputs:
     """An observer that keeps the outputs of the heads of one forward, by path and call, and which positions are real."""
 
-    def __init__(self, batch: Batch, stages: Mapping[str, str]) -> None:
-        self._batch, self._stages = batch, stages
+    def __init__(self, batch: Batch, stacks: Mapping[str, str]) -> None:
+        self._batch, self._stacks = batch, stacks
         self.kept: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, call: Call, out: Tensor) -> None:
-        real = real_positions(self._batch, call, self._stages[call.path])
+        real = real_positions(self._batch, call, self._stacks[call.path])
         self.kept.setdefault(call.path, []).append((out, real))
 
 
-def real_positions(batch: Batch, call: Call, stage: str) -> Tensor:
+def real_positions(batch: Batch, call: Call, stack: str) -> Tensor:
     """(b, t), True where a query is no padding, by the masks of the batch; of images and sound without the padding that the
     model puts in itself; all of them where neither tells."""
-    begin, _ = sides_of(batch, stage)
+    begin, _ = side_names(batch, stack)
     mask = None if begin is None else batch.get(f"{begin}attention_mask")
     shape = (call.q.shape[0], call.q.shape[2])
     if isinstance(mask, Tensor) and tuple(mask.shape) == shape:
         return mask != 0
     wordless = begin is None or not isinstance(batch.get(f"{begin}input_ids"), Tensor)
-    padding = call.padding() if wordless and not is_cross(stage) else None
+    padding = call.padding() if wordless and not is_cross(stack) else None
     return torch.ones(shape, dtype=torch.bool, device=call.q.device) if padding is None else ~padding
 
 
-def has_first(module: Any, stage: str) -> bool:
+def has_first(module: Any, stack: str) -> bool:
     """Whether an attention module is causal, so that its first query sees one key alone; as transformers takes it, one that
     does not say is."""
-    return not is_cross(stage) and bool(getattr(module, "is_causal", True))
+    return not is_cross(stack) and bool(getattr(module, "is_causal", True))
 
 
-def first_positions(batch: Batch, call: Call, stage: str) -> Tensor | None:
+def first_positions(batch: Batch, call: Call, stack: str) -> Tensor | None:
     """(b, t), True at the first query of each text that is no padding, of each that is packed into a row; None where attention
     is not causal."""
-    if not has_first(call.module, stage):
+    if not has_first(call.module, stack):
         return None
-    real = real_positions(batch, call, stage)
-    begins = packed(batch, sides_of(batch, stage)[0] or "")
-    if begins is not None and begins.shape == real.shape and told_apart(call, begins):
+    real = real_positions(batch, call, stack)
+    begins = packed(batch, side_names(batch, stack)[0] or "")
+    if begins is not None and begins.shape == real.shape and are_separate(call, begins):
         return real & begins
     return real & (real.long().cumsum(-1) == 1)
 
 
-def donated(own: Outputs, after: Outputs) -> dict[str, list[Tensor]]:
+def resampled_outputs(own: RecordedOutputs, after: RecordedOutputs) -> dict[str, list[Tensor]]:
     """For each sequence of a batch, the outputs of the next one: the last is given those of the first of the batch after.
     By path, one for each call.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from manyheads.checkpoints.pruned import Pruning
 from manyheads.heads.address import Head, format_heads
-from manyheads.heads.pruning.plan import Plan, cannot_shrink, stage_name
+from manyheads.heads.pruning.plan import Plan, cannot_shrink, stack_name
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["completing", "heads_text", "is_smaller", "why_nothing"]
@@ -19,9 +19,8 @@ __all__ = ["completing", "heads_text", "is_smaller", "why_nothing"]
 def is_smaller(plan: Plan, pruning: Pruning) -> bool:
     """Whether a form of `plan` holds fewer heads in any attention than the model does now."""
     return any(
-        len(then.slots) < len(plan.held[stage, layer].slots)
-        or len(then.kv_slots) < len(plan.held[stage, layer].kv_slots)
-        for stage, layer, then in pruning.layers
+        len(then.slots) < len(plan.held[role, layer].slots) or len(then.kv_slots) < len(plan.held[role, layer].kv_slots)
+        for role, layer, then in pruning.layers
     )
 
 
@@ -31,13 +30,13 @@ def completing(plan: Plan, *, whole: bool = False) -> tuple[Head, ...]:
     whole  only all that is left of a key/value head's queries, so that keys, values and the cache shrink
     """
     found: list[tuple[Head, ...]] = []
-    for stage, layer in dict.fromkeys(map(plan.place, plan.new)):
-        groups = list(plan.groups((stage, layer)).values())
+    for role, layer in dict.fromkeys(map(plan.place, plan.new)):
+        groups = list(plan.groups((role, layer)).values())
         most = max(map(len, groups), default=0)
         options = [min(groups, key=len)] if len(groups) > 1 else []
         if most > 1 and not whole:
             options.append([each[-1] for each in groups if len(each) == most])
-        name = stage_name(plan.held, stage)
+        name = stack_name(plan.held, role)
         found += [tuple(Head(layer, head, name) for head in option) for option in options]
     return min(found, key=len, default=())
 
@@ -71,12 +70,12 @@ def _uniformly_smaller(plan: Plan, stated: StackSpec) -> bool:
 
 def heads_text(heads: Sequence[Head]) -> str:
     """Heads as --heads takes them: "0:0-2,5", "encoder/0:1;cross/2:3"."""
-    stages = list(dict.fromkeys(head.stage for head in heads))
+    stacks = list(dict.fromkeys(head.stack for head in heads))
     return ";".join(
         format_heads(
-            {layer: [one.head for one in heads if (one.stage, one.layer) == (stage, layer)]
-             for layer in {one.layer for one in heads if one.stage == stage}},
-            stage=stage, short=True,
+            {layer: [one.head for one in heads if (one.stack, one.layer) == (role, layer)]
+             for layer in {one.layer for one in heads if one.stack == role}},
+            stack=role, short=True,
         )
-        for stage in stages
+        for role in stacks
     )  # fmt: skip

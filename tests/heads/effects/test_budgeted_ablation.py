@@ -11,8 +11,9 @@ pytest.importorskip("transformers")
 import torch
 
 from manyheads.heads.address import Head
-from manyheads.heads.effects import Budget, Texts, ablate_heads, as_batches, head_effects, head_importance
-from manyheads.heads.effects.expected import expected_changes
+from manyheads.heads.batches import as_batches
+from manyheads.heads.effects import Budget, Texts, ablate_heads, head_effects, head_importance
+from manyheads.heads.effects.first_order import first_order_effects
 from manyheads.heads.effects.objective import hidden_loss
 from support.tiny_transformers import build, inputs
 
@@ -47,10 +48,10 @@ def test_first_order_is_the_slope_towards_the_mean(name: str) -> None:
     batch = inputs(name)
     batch["labels"] = batch.get("decoder_input_ids", batch["input_ids"]).clone()
     given = as_batches(model, [batch])
-    found, step = expected_changes(model, given, metric=hidden_loss), 1e-2
+    found, step = first_order_effects(model, given, metric=hidden_loss), 1e-2
     own = ablate_heads(model, given, how="mean", positions="later", metric=hidden_loss)
-    for place in found.places:
-        row = found.places.index(place)
+    for place in found.modules:
+        row = found.modules.index(place)
         part = {place.path: found.means[place.path]}
         far, near = (nudged_by(model, given[0], part, size) for size in (step, step / 2))
         seen = [(4 * small - large) / 3 for small, large in zip(near, far, strict=True)]  # Richardson: no h² left
@@ -65,7 +66,7 @@ def nudged_by(model, batch, means, step: float) -> list[float]:
     """(loss with each head a step towards its mean - a step away) / 2 steps, at all positions but the first of causal
     attention."""
     from manyheads.heads.effects import measured
-    from manyheads.heads.effects.replacing import first_positions
+    from manyheads.heads.effects.replaced_outputs import first_positions
     from manyheads.models.door.door import opened
 
     (path, mean), losses = next(iter(means.items())), []
@@ -102,7 +103,7 @@ def test_an_order_keeps_what_is_uncertain_and_what_slopes_depend_on() -> None:
     """By hand of what first order says on each window of a half: mean + 2 s/sqrt(n), and the mean sizes of both slopes."""
     model, given = build("gpt2", dtype=torch.float64), texts()
     found = head_effects(model, given, budget=Budget(most=1, rounds=2, seconds=0.0, least=1, least_rounds=2))
-    first = expected_changes(model, as_batches(model, [*given.windows, *given.short]))
+    first = first_order_effects(model, as_batches(model, [*given.windows, *given.short]))
     rises, slopes = (table[:WINDOWS:2].flatten(1) for table in (first.rises, first.slopes))
     alone = [at for at in range(12) if not found.screened[at] and not found.windows[at]]
     assert len(alone) == 12 - 2

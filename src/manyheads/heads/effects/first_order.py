@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
-from manyheads.heads.batches import places as stacks
+from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, head_table
+from manyheads.heads.batches import Batch
 from manyheads.heads.effects.importance import asking, backward, frozen
-from manyheads.heads.effects.metrics import Batch, Metric, measured, metric_of
-from manyheads.heads.effects.replacing import Means, first_positions
-from manyheads.heads.modules import Place, Placing, table
+from manyheads.heads.effects.metrics import Metric, measured, metric_of
+from manyheads.heads.effects.replaced_outputs import MeanOutputs, first_positions
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
 
-__all__ = ["Expected", "expected_changes"]
+__all__ = ["FirstOrder", "first_order_effects"]
 
 
 @dataclass(frozen=True, eq=False)
-class Expected:
+class FirstOrder:
     """First-order estimates of every head, by batch.
 
     rises      (batches, rows, heads): what the metric is expected to rise by when the head gives its mean, everywhere but at the
@@ -38,7 +38,7 @@ class Expected:
     means      {path: (h, v)}: the means that heads would give, over all these batches
     """
 
-    places: tuple[Place, ...]
+    modules: tuple[AttentionModule, ...]
     rises: Tensor
     slopes: Tensor
     baselines: Tensor
@@ -50,10 +50,10 @@ class _Nudged:
     """A gate that lets each head's output depend on three things whose gradients are asked for: a factor of 1, a factor of
     one more at the first position, and what is added everywhere else."""
 
-    def __init__(self, stages: Mapping[str, str]) -> None:
+    def __init__(self, stacks: Mapping[str, str]) -> None:
         self.batch: Batch = {}
         self.made: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-        self._stages = stages
+        self._stacks = stacks
 
     def __call__(self, call: Call, out: Tensor) -> Tensor:
         wide = out.dtype if out.dtype == torch.float64 else torch.float32
@@ -63,7 +63,7 @@ class _Nudged:
                 torch.ones((b, h), **options), torch.zeros((b, h), **options), torch.zeros((b, h, v), **options)
             )  # fmt: skip
         factor, at_first, added = self.made[call.path]
-        first = first_positions(self.batch, call, self._stages[call.path])
+        first = first_positions(self.batch, call, self._stacks[call.path])
         own = out.to(wide)
         if first is None:
             nudged = own * factor[:, :, None, None] + added[:, :, None]
@@ -74,19 +74,19 @@ class _Nudged:
         return nudged.to(out.dtype)
 
 
-def expected_changes(
+def first_order_effects(
     model: Any, batches: Sequence[Batch], *, metric: Metric | None = None, say: Callable[[int, int], None] = lambda *_: None
-) -> Expected:  # fmt: skip
+) -> FirstOrder:  # fmt: skip
     """The first-order estimates of all heads on each of `batches`, in evaluation mode.
 
     Weights may be frozen; the model is afterwards as it was. Raises ManyheadsError where no gradient can be had.
     """
     began, found = time.perf_counter(), find_attentions(model)
-    stages = {place.path: place.stage for place in stacks(found)}
-    nudged, means, placing = _Nudged(stages), Means(stages, later=True), Placing(found)
+    index = ModuleIndex(found)
+    nudged, means = _Nudged(index.stacks), MeanOutputs(index.stacks, later=True)
     parts: list[dict[str, tuple[Tensor, ...]]] = []
     values = []
-    with frozen(model), asking(model), opened(model, gates=[nudged], observers=[means, placing], mode="eval") as door:
+    with frozen(model), asking(model), opened(model, gates=[nudged], observers=[means, index], mode="eval") as door:
         for number, batch in enumerate(batches):
             nudged.batch = means.batch = batch
             value, _ = measured(model, batch, metric_of(model, batch, metric))
@@ -94,11 +94,11 @@ def expected_changes(
             nudged.made = {}
             values.append(value.item())
             say(number + 1, len(batches))
-        places = placing.places(door)
+        modules = index.called(door)
     given = {path: mean.double().cpu() for path, mean in means.means().items()}
-    return Expected(
-        places, torch.stack([_rises(places, part, given) for part in parts]),
-        torch.stack([_filled(places, {path: slope.abs().sum(0) for path, (slope, _, _) in part.items()}) for part in parts]),
+    return FirstOrder(
+        modules, torch.stack([_rises(modules, part, given) for part in parts]),
+        torch.stack([_filled(modules, {path: slope.abs().sum(0) for path, (slope, _, _) in part.items()}) for part in parts]),
         torch.tensor(values, dtype=torch.float64), given, time.perf_counter() - began,
     )  # fmt: skip
 
@@ -116,10 +116,12 @@ def _gradients(model: Any, value: Tensor, nudged: _Nudged) -> dict[str, tuple[Te
     }
 
 
-def _rises(places: Sequence[Place], part: Mapping[str, tuple[Tensor, ...]], means: Mapping[str, Tensor]) -> Tensor:
+def _rises(
+    modules: Sequence[AttentionModule], part: Mapping[str, tuple[Tensor, ...]], means: Mapping[str, Tensor]
+) -> Tensor:
     """<mean - out, dL/dout> over all positions but the first."""
     return _filled(
-        places,
+        modules,
         {
             path: (torch.einsum("hv,bhv->bh", means[path], added) - (whole - first)).sum(0)
             for path, (whole, first, added) in part.items()
@@ -127,10 +129,10 @@ def _rises(places: Sequence[Place], part: Mapping[str, tuple[Tensor, ...]], mean
     )
 
 
-def _filled(places: Sequence[Place], values: Mapping[str, Tensor]) -> Tensor:
+def _filled(modules: Sequence[AttentionModule], values: Mapping[str, Tensor]) -> Tensor:
     """(rows, heads) of a value a head, 0 for a module that a batch did not call."""
-    filled = table(places)
-    for row, place in enumerate(places):
-        numbers = list(place.numbers)
-        filled[row, numbers] = values[place.path][place.slots(numbers)] if place.path in values else 0.0
+    filled = head_table(modules)
+    for row, module in enumerate(modules):
+        numbers = list(module.numbers)
+        filled[row, numbers] = values[module.path][module.indices(numbers)] if module.path in values else 0.0
     return filled
