@@ -13,12 +13,12 @@ pytest.importorskip("transformers")
 
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
+from manyheads.heads.model_spec import describe  # noqa: E402
 from manyheads.heads.pruning import (  # noqa: E402
     budget_heads,
     choose_heads,
     closed_by_gates,
     compare_with_init,
-    describe,
     losses,
     mask,
     prune,

@@ -16,7 +16,8 @@ transformers = pytest.importorskip("transformers")
 from manyheads.errors import BackendError, ConversionError, ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.effects import ablated  # noqa: E402
-from manyheads.heads.pruning import describe, make_plan, mask, prune  # noqa: E402
+from manyheads.heads.model_spec import describe  # noqa: E402
+from manyheads.heads.pruning import make_plan, mask, prune  # noqa: E402
 from manyheads.heads.pruning.plan import head_counts, units  # noqa: E402
 from manyheads.heads.pruning.savings import why_nothing  # noqa: E402
 from manyheads.models.door.door import opened  # noqa: E402

@@ -31,7 +31,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.alignment import Frame
 from manyheads.heads.batches import Batch, as_batches
 from manyheads.heads.effects.metrics import IGNORED, Metric, is_causal, next_token_loss, summed_cross_entropy
-from manyheads.heads.pruning import describe
+from manyheads.heads.model_spec import describe
 from manyheads.models.door.door import opened
 
 __all__ = ["DRIFT", "HIDDEN_SHARE", "Objective", "reads_with_decoder", "text_objective"]

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
         losses,
         reinitialised,
     )
-    from manyheads.heads.pruning.export import Exported, export_pruned, load_pruned
+    from manyheads.heads.pruning.export import export_pruned, load_pruned
+    from manyheads.heads.pruning.exported import Exported
     from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
     from manyheads.heads.pruning.output_folder import check_folder
     from manyheads.heads.pruning.plan import Plan, make_plan
-    from manyheads.heads.pruning.remove import Pruned, describe, mask, prune
+    from manyheads.heads.pruning.remove import Pruned, mask, prune
 
 __all__ = [
-    "Choice", "Exported", "LossChange", "Plan", "Pruned", "budget_heads", "check_folder",
-    "choose_heads", "closed_by_gates", "compare_with_init", "describe", "export_pruned", "load_pruned", "losses",
-    "make_plan", "mask", "measure_loss_change", "prune", "reinitialised",
+    "Choice", "Exported", "LossChange", "Plan", "Pruned", "budget_heads", "check_folder", "choose_heads",
+    "closed_by_gates", "compare_with_init", "export_pruned", "load_pruned", "losses", "make_plan", "mask",
+    "measure_loss_change", "prune", "reinitialised",
 ]  # fmt: skip
 
 _HOMES = {
@@ -38,11 +39,12 @@ _HOMES = {
         "losses",
         "reinitialised",
     ),
-    "export": ("Exported", "export_pruned", "load_pruned"),
+    "export": ("export_pruned", "load_pruned"),
+    "exported": ("Exported",),
     "loss_change": ("LossChange", "measure_loss_change"),
     "output_folder": ("check_folder",),
     "plan": ("Plan", "make_plan"),
-    "remove": ("Pruned", "describe", "mask", "prune"),
+    "remove": ("Pruned", "mask", "prune"),
 }
 
 __getattr__, __dir__ = lazy(__name__, {name: home for home, names in _HOMES.items() for name in names})

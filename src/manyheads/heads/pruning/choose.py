@@ -22,10 +22,11 @@ from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.batches import BatchLike
 from manyheads.heads.effects import Metric
+from manyheads.heads.model_spec import Described, describe
 from manyheads.heads.progress import Pace
 from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
 from manyheads.heads.pruning.plan import main_stack, now_held, stack_name, units
-from manyheads.heads.pruning.remove import Described, describe, mask
+from manyheads.heads.pruning.remove import mask
 from manyheads.quoting import shown
 
 __all__ = [

@@ -28,8 +28,10 @@ from manyheads.cost.parameters import stored_parameters
 from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
 from manyheads.heads.address import Heads
+from manyheads.heads.model_spec import about_removing, stated_stack
 from manyheads.heads.pruning.export_card import UNMEASURED, card, record
-from manyheads.heads.pruning.export_forms import AUTO, Form, about_removing, choose_form, stated_stack
+from manyheads.heads.pruning.export_forms import AUTO, Form, choose_form
+from manyheads.heads.pruning.exported import Exported
 from manyheads.heads.pruning.output_folder import check_folder, folder_of
 from manyheads.heads.pruning.plan import Plan, make_plan
 from manyheads.heads.pruning.provenance import CARD_NAME, REPORT_NAME, Source, source_of
@@ -47,46 +49,12 @@ from manyheads.report.parts import part_folder
 from manyheads.spec.inventory import weights
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["TOLERANCE", "Exported", "bytes_of", "export_pruned", "load_pruned"]
+__all__ = ["TOLERANCE", "bytes_of", "export_pruned", "load_pruned"]
 
 TOLERANCE = 1e-5
 """How far logits may lie from the masked model's, as a share of the largest one where that is above 1."""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was written.
-
-    form, why         the form, and why it is this one
-    plan              which heads went
-    tensor_bytes      bytes of all tensors in the files; `predicted_bytes`: what the cost model says of them
-    before_bytes      what the cost model says of the model as it was
-    cache_bytes       of one token more in one sequence, in the stored type; `cache_before_bytes`: as it was
-    difference        the largest difference from the logits of the masked model, None where it was not checked;
-                      `logits_size`: the largest of those; `checked`: in "float32", or in "float64" where the model
-                      magnifies float32's rounding; `float32_difference`: that in float32 in any case, which a user sees
-    """
-
-    folder: Path
-    form: Form
-    plan: Plan
-    written: Written
-    tensor_bytes: int
-    predicted_bytes: int
-    before_bytes: int
-    cache_bytes: int
-    cache_before_bytes: int
-    difference: float | None
-    logits_size: float | None
-    checked: str = ""
-    float32_difference: float | None = None
-
-    def __repr__(self) -> str:
-        told = f"{self.tensor_bytes:,} of {self.before_bytes:,} bytes of weights"
-        cache = f"{self.cache_bytes:,} of {self.cache_before_bytes:,} bytes of cache a token"
-        return f"Exported({len(self.plan.new)} heads removed, {self.form.name} form in {self.folder}: {told}, {cache})"
 
 
 def export_pruned(

@@ -14,7 +14,7 @@ from manyheads.models.surroundings import versions
 from manyheads.quoting import one_line, shown_path
 
 if TYPE_CHECKING:
-    from manyheads.heads.pruning.export import Exported
+    from manyheads.heads.pruning.exported import Exported
 
 __all__ = ["UNMEASURED", "card", "record", "removed_text"]
 

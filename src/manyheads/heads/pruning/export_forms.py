@@ -8,21 +8,21 @@ compact  every layer as small as it can be: saves the most, and only `heads.prun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.checkpoints.config import NotUnderstoodError, read_config, text_part
+from manyheads.checkpoints.config import read_config
 from manyheads.checkpoints.pruned import FORMS, KEY, Pruning, attention_at, places, shrunk
 from manyheads.errors import CheckpointError, ConversionError, ManyheadsError
+from manyheads.heads.model_spec import stated_stack
 from manyheads.heads.pruning.plan import Plan, cannot_shrink
 from manyheads.quoting import shown
 from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.kv import State
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["AUTO", "Form", "about_removing", "choose_form", "stated_stack", "uniform_settings"]
+__all__ = ["AUTO", "Form", "choose_form", "uniform_settings"]
 
 AUTO = "auto"
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
@@ -43,27 +43,6 @@ class Form:
     settings: Mapping[str, Any]
     stack: StackSpec
     why: str
-
-
-@contextmanager
-def about_removing() -> Iterator[None]:
-    """Errors of reading a model, without the advice how to price what is not understood: its heads cannot be removed."""
-    try:
-        yield
-    except NotUnderstoodError as error:
-        raise CheckpointError(f"{error.said}; heads of attention that is not understood cannot be removed") from None
-
-
-def stated_stack(settings: Mapping[str, Any], *, source: str) -> StackSpec:
-    """What a configuration describes apart from its record of removed heads.
-
-    Raises ConversionError for the text part of a larger model, of which nothing is written here.
-    """
-    plain = {key: value for key, value in settings.items() if key != KEY}
-    if text_part(plain)[0] is not plain:
-        raise ConversionError(f"{source}: heads of the text part of a larger model are not removed here")
-    with about_removing():
-        return read_config(plain, source=source).stack
 
 
 def choose_form(plan: Plan, settings: Mapping[str, Any], *, asked: str = AUTO, source: str = "config") -> Form:

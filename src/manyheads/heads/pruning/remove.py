@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.checkpoints.config import read_config, text_part
-from manyheads.checkpoints.families import named
-from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.layout import Expected
-from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, read_pruning, shrunk
+from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, shrunk
 from manyheads.cost.parameters import stored_parameters
 from manyheads.errors import BackendError, ConversionError
 from manyheads.heads.address import Heads, addresses
-from manyheads.heads.pruning.export_forms import about_removing, uniform_settings
+from manyheads.heads.model_spec import Described, describe, model_settings
+from manyheads.heads.pruning.export_forms import uniform_settings
 from manyheads.heads.pruning.plan import ByStack, Plan, cannot_shrink, make_plan, now_held
 from manyheads.heads.pruning.savings import heads_text, why_nothing
 from manyheads.models.door.attentions import find_attentions
@@ -35,17 +32,7 @@ from manyheads.models.store.patterns import put_together, take_apart
 from manyheads.spec.inventory import Weight, weights
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["Described", "Pruned", "PrunedWeights", "by_stack", "describe", "mask", "prune"]
-
-
-@dataclass(frozen=True)
-class Described:
-    """A transformers model as our rooms know it: its family, what it was without its record, what it is, the record."""
-
-    family: Family
-    stated: StackSpec
-    stack: StackSpec
-    before: Pruning | None
+__all__ = ["Pruned", "PrunedWeights", "by_stack", "mask", "prune"]
 
 
 @dataclass(frozen=True)
@@ -80,31 +67,6 @@ class Pruned:
             f"Pruned({len(self.plan.new)} heads removed: {heads_text(self.plan.new)}; {self.saved_elements:,} of {held:,} "
             f"elements saved, {self.zeros} heads of zeros)"
         )
-
-
-def describe(model: nn.Module) -> Described:
-    """What a model of transformers is, by its configuration.
-
-    Raises ConversionError for the text part of a larger model, and CheckpointError for a configuration that is not
-    understood.
-    """
-    settings = _settings(model)
-    with about_removing():
-        stated = read_config(settings, source=type(model).__name__)
-    record = {KEY: getattr(model.config, KEY, None)}
-    before = read_pruning(record, stated.stack, source=type(model).__name__)
-    stack = shrunk(stated.stack, before) if before is not None and before.form == "compact" else stated.stack
-    return Described(named(stated.family), stated.stack, stack, before)
-
-
-def _settings(model: nn.Module) -> dict[str, Any]:
-    config: Any = model.config
-    settings: dict[str, Any] = config.to_dict()
-    settings.pop(KEY, None)
-    settings["architectures"] = [type(model).__name__]  # says which parts of the family's model there are
-    if text_part(settings)[0] is not settings:
-        raise ConversionError(f"{type(model).__name__}: heads of the text part of a larger model are not removed here")
-    return settings
 
 
 def by_stack(heads: Heads) -> ByStack:
@@ -142,7 +104,7 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     smaller = PrunedWeights(_canonical(before, parameters), known.stack, plan, pruning)
     with torch.inference_mode(mode=False), torch.no_grad():  # or the model could not be trained afterwards
         tensors = {name: put_together(item, smaller).contiguous() for name, item in after.items()}
-    changed = uniform_settings(_settings(model), known.stated, then)
+    changed = uniform_settings(model_settings(model), known.stated, then)
     resize(model, known.family, known.stack, then, tensors, told=changed is not None)
     # The configuration's own counts where these can tell it all, and the record in any case.
     for key, value in (changed or {}).items():

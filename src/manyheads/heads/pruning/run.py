@@ -19,13 +19,14 @@ from manyheads.heads.address import parse_heads_by_stack
 from manyheads.heads.alignment import frame
 from manyheads.heads.batches import longest_text
 from manyheads.heads.effects import DRIFT, Metric, Objective, text_objective
+from manyheads.heads.model_spec import Described, about_removing, describe, stated_stack
 from manyheads.heads.progress import Pace
 from manyheads.heads.pruning import choose as choosing
 from manyheads.heads.pruning.export import Exported, bytes_of, export_pruned
-from manyheads.heads.pruning.export_forms import about_removing, choose_form, stated_stack
+from manyheads.heads.pruning.export_forms import choose_form
 from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
 from manyheads.heads.pruning.plan import Plan, head_counts, make_plan, now_held
-from manyheads.heads.pruning.remove import Described, by_stack, describe
+from manyheads.heads.pruning.remove import by_stack
 from manyheads.heads.pruning.savings import completing, heads_text, why_nothing
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.load.model import Loaded, check_runnable, load_model
