@@ -268,7 +268,7 @@ def test_an_encoder_decoder_has_stages(capsys, here, tmp_path) -> None:
         (("--heads", "5:0"), "there is no layer 5; the model has 2 layers, 0 to 1"),
         (("--heads", "0:4"), "there is no head 4; layer 0 has 4 heads, 0 to 3"),
         (("--heads", "zero"), "not a list of heads"),
-        (("--heads", "cross/0:0"), "there is no stage 'cross'"),
+        (("--heads", "cross/0:0"), "there is no stack 'cross'"),
         (("--heads", "0:0", "--budget", "2"), "not allowed with"),
         (("--budget", "8"), "8 of 8 heads"),
         (("--budget", "none"), "is not a number of heads"),

@@ -79,7 +79,7 @@ def test_three_in_a_row_are_written_as_a_range() -> None:
         ("०:१", "not a list"),  # digits of another script
         ("-1:2", "not a list"),
         ("0:a", "not a list"),
-        ("middle/0:1", "names heads of the stage 'middle'"),
+        ("middle/0:1", "names heads of the stack 'middle'"),
         ("mid dle/0:1", "not a list"),
         ("7/0:1", "not a list"),
         ("a/b/0:1", "not a list"),

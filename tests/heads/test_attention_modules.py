@@ -1,6 +1,6 @@
 """Addresses of heads on real models: every one that is printed is read back and means the same head, whatever the stacks are.
 
-Expected stages are the names that the models themselves give to their parts.
+Expected stacks are the names that the models themselves give to their parts.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _pixels(*shape: int) -> Any:
 
 
 IMAGE = (2, 3, 16, 16)
-# A model, what it is called with, and its stages with the number of layers of each.
+# A model, what it is called with, and its stacks with the number of layers of each.
 STACKS: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "clip": (clip, lambda: {"input_ids": _ids(), "pixel_values": _pixels(*IMAGE)}, {"text_model": 2, "vision_model": 3}),
     "llava": (
@@ -240,8 +240,8 @@ def test_images_have_no_tokens_even_where_there_are_as_many() -> None:
     outputs: dict[str, Any] = {}
     with opened(model, observers=[lambda call, out: outputs.update({call.path: out})]), torch.no_grad():
         model(**given)
-    path, stage = "vision_model.encoder.layers.1.self_attn", "vision_model"
-    exact = ablate_heads(model, [given], how="mean", metric=mean_square, heads=[Head(1, 2, stage)])
-    with ablated(model, [Head(1, 2, stage)], instead={path: outputs[path].mean((0, 2))}), torch.no_grad():
+    path, stack = "vision_model.encoder.layers.1.self_attn", "vision_model"
+    exact = ablate_heads(model, [given], how="mean", metric=mean_square, heads=[Head(1, 2, stack)])
+    with ablated(model, [Head(1, 2, stack)], instead={path: outputs[path].mean((0, 2))}), torch.no_grad():
         wanted = mean_square(model(**given), None).item() - exact.baseline
-    assert exact.score(Head(1, 2, stage)) == pytest.approx(wanted, abs=1e-6)
+    assert exact.score(Head(1, 2, stack)) == pytest.approx(wanted, abs=1e-6)

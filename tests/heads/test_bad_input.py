@@ -100,8 +100,8 @@ def refused(capsys, model: Path, *words: object, status: int = 2) -> str:
         ("0:1\n1:2", "is not a list of heads"),
         ("0:" + "9" * 5000, "no model has a layer or head 999999..."),
         ("x" * 5000, "is not a list of heads"),
-        ("cross/0:1", "there is no stage 'cross'; the model has decoder"),
-        ("middle/0:1", "there is no stage 'middle'"),
+        ("cross/0:1", "there is no stack 'cross'; the model has decoder"),
+        ("middle/0:1", "there is no stack 'middle'"),
     ],
 )
 def test_heads_that_are_not_there(capsys, here, llama, heads: str, said: str) -> None:
@@ -151,7 +151,9 @@ def test_a_head_pruned_twice_in_two_sessions(capsys, here, llama) -> None:
     before = contents(here)
     again = session("one", "--heads", "1:3;0:0", "--output", "two")
     assert again.returncode == 2
-    assert again.stderr.splitlines()[-1] == "manyheads: this pruning removes nothing: 0:0, 1:3 went before"
+    assert again.stderr.splitlines()[-1] == (
+        "manyheads: nothing to prune: already pruned: 0:0, 1:3; expected a head that the model still has"
+    )
     assert contents(here) == before
     more = session("one", "--heads", "1:3;0:2", "--output", "two")
     assert more.returncode == 0, more.stderr
@@ -161,7 +163,7 @@ def test_a_head_pruned_twice_in_two_sessions(capsys, here, llama) -> None:
 
 @pytest.mark.parametrize("form", ["auto", "uniform", "padded", "compact"])
 def test_all_heads_of_a_model_leave_what_the_masked_model_computes(capsys, here, llama, form: str) -> None:
-    """Documented: a layer keeps one head of zeros. The export compares logits itself; here stock transformers does too."""
+    """Documented: a layer keeps one zeroed head. The export compares logits itself; here stock transformers does too."""
     words = ("prune", llama, "--heads", "0:0,1,2,3;1:0,1,2,3", "--text", "t.txt", "--tokens", 100, "--form", form)
     status, out, err = command(capsys, *words, "--output", "out", "--json")
     assert status == 0, err
@@ -175,7 +177,7 @@ def test_all_heads_of_a_model_leave_what_the_masked_model_computes(capsys, here,
             load_pruned("out").model if form == "compact" else transformers.AutoModelForCausalLM.from_pretrained("out")
         )
         assert torch.allclose(small.eval()(ids).logits, whole(ids).logits, atol=1e-5)
-    assert "went before" in refused(capsys, Path("out"), "prune", "out", "--heads", "1:2")
+    assert "already pruned" in refused(capsys, Path("out"), "prune", "out", "--heads", "1:2")
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +368,7 @@ FAMILIES = {
     "llama": ({0: (0, 1), 1: (2, 3)}, "model.layers.1.self_attn.k_proj.weight"),
     "gpt2": ({0: (1,)}, "transformer.h.0.attn.c_attn.bias"),
     "bert": ({0: (1, 2)}, "bert.encoder.layer.1.attention.self.value.weight"),
-    "t5": ({stage: dict.fromkeys(range(n), (1,)) for stage, n in (("encoder", 2), ("decoder", 3), ("cross", 3))},
+    "t5": ({stack: dict.fromkeys(range(n), (1,)) for stack, n in (("encoder", 2), ("decoder", 3), ("cross", 3))},
            "decoder.block.2.layer.1.EncDecAttention.o.weight"),
 }  # fmt: skip
 
@@ -398,21 +400,21 @@ def test_the_python_door_says_the_same(name: str) -> None:
     """Addresses that a model does not have are refused by masks as by prunings, and nothing has changed."""
     model = tiny.build(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    stage = "encoder" if name in ("bert-masked-lm", "t5") else "decoder"
+    stack = "encoder" if name in ("bert-masked-lm", "t5") else "decoder"
     for heads, said in (
-        ({stage: {7: (0,)}}, "there is no layer 7"),
-        ({stage: {0: (99,)}}, "there is no head 99"),
-        ({stage: {0: (-1,)}}, "there is no head -1"),
-        ({stage: {-1: (0,)}}, "there is no layer -1"),
-        ({stage: {0: (1, 1)}}, "twice"),
-        ({"middle": {0: (1,)}}, "there is no stage 'middle'"),
+        ({stack: {7: (0,)}}, "there is no layer 7"),
+        ({stack: {0: (99,)}}, "there is no head 99"),
+        ({stack: {0: (-1,)}}, "there is no head -1"),
+        ({stack: {-1: (0,)}}, "there is no layer -1"),
+        ({stack: {0: (1, 1)}}, "twice"),
+        ({"middle": {0: (1,)}}, "there is no stack 'middle'"),
     ):
         for asked in (prune, mask):
             with pytest.raises(ManyheadsError, match=said) as caught:
                 asked(model, heads)
             assert "\n" not in str(caught.value)
-    for nothing in ({}, {0: ()}, {stage: {}}, []):
+    for nothing in ({}, {0: ()}, {stack: {}}, []):
         for asked in (prune, mask):
-            with pytest.raises(ConversionError, match="removes nothing"):
+            with pytest.raises(ConversionError, match="nothing to prune"):
                 asked(model, nothing)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -1,4 +1,4 @@
-"""Heads really taken away: against the columns of the output projection, and with the prefix computed once or not at all."""
+"""Heads really taken away: against the columns of the output projection, and with activation caching or without."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_o70_a_masked_head_equals_zeroed_columns_of_the_output_projection() -> N
         "t5": (lambda m: m.decoder.block[1].layer[1].EncDecAttention.o.weight, 10, False, "cross"),
         "whisper": (lambda m: m.model.encoder.layers[1].self_attn.out_proj.weight, 6, False, "encoder"),
     }
-    for name, (weight, width, rows, stage) in projections.items():
+    for name, (weight, width, rows, stack) in projections.items():
         model, batch = build(name), inputs(name)
-        with ablated(model, [Head(1, 2, stage), Head(1, 5, stage)]):
+        with ablated(model, [Head(1, 2, stack), Head(1, 5, stack)]):
             found = logits(model, batch)
         assert not torch.allclose(found, logits(model, batch), atol=1e-3)
         columns(weight(model), width, (2, 5), rows=rows)
@@ -203,7 +203,7 @@ def test_resampling_needs_another_text() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_prefix_that_is_computed_once_changes_nothing(name: str) -> None:
+def test_activation_caching_changes_nothing(name: str) -> None:
     model, batch = build(name), inputs(name)
     for how in ("zero", "mean"):
         quick, plain = (
@@ -215,7 +215,7 @@ def test_a_prefix_that_is_computed_once_changes_nothing(name: str) -> None:
         assert bool((quick.scores.nan_to_num() != 0).any())
 
 
-def test_what_was_kept_for_a_replay_is_not_written_into() -> None:
+def test_cached_activations_are_not_written_into() -> None:
     """A gate around the ablation that changes outputs where they lie: the next head's forward has what the first had."""
     model, ids = build("llama"), inputs("llama")["input_ids"]
     with opened(model, gates=[lambda _, out: out.mul_(0.5)]):
@@ -224,8 +224,8 @@ def test_what_was_kept_for_a_replay_is_not_written_into() -> None:
     assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())
 
 
-def test_a_replay_whose_attention_is_not_what_it_was_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of the prefix takes the outputs that were kept: wrong ones make it compute everything each time."""
+def test_cached_activations_that_are_not_what_they_were_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the cache takes the outputs that were kept: wrong ones make it compute everything each time."""
     monkeypatch.setattr(ActivationCache, "__call__", lambda self, call: self._outputs[call.path] + 0.1)
     model, ids = build("llama"), inputs("llama")["input_ids"]
     found = ablate_heads(model, [ids])
@@ -291,7 +291,7 @@ def test_only_the_layers_from_the_head_on_are_computed() -> None:
 
     with opened(model, implementation=counted):
         ablate_heads(model, [ids, ids])
-    # Layer l runs for the heads of layers 0 to l, in both batches; in full to count the heads, and to keep the prefix of
+    # Layer l runs for the heads of layers 0 to l, in both batches; in full to count the heads, and to cache the activations of
     # each batch; and once more for each of the checks, which start at layers 3, 5 (of 6 // 2, 6 // 4 and the last).
     checks = [0, 0, 0, 1, 1, 2]
     assert ran == [2 * 6 * (layer + 1) + 3 + checks[layer] for layer in range(6)]
@@ -300,7 +300,7 @@ def test_only_the_layers_from_the_head_on_are_computed() -> None:
     assert attended == [ran[layer] - 2 * 6 - starts[layer] for layer in range(6)]
 
 
-def test_a_prefix_that_cannot_be_replayed_is_computed_each_time() -> None:
+def test_layers_whose_activations_cannot_be_cached_are_computed_each_time() -> None:
     model, ids = build("llama"), inputs("llama")["input_ids"]
     shared: dict[str, torch.Tensor] = {}
     first, last = model.model.layers[0], model.model.layers[2]

@@ -70,13 +70,13 @@ def nudged_by(model, batch, means, step: float) -> list[float]:
     from manyheads.models.door.door import opened
 
     (path, mean), losses = next(iter(means.items())), []
-    stage = "cross" if "EncDec" in path or "encoder_attn" in path else ""
+    stack = "cross" if "EncDec" in path or "encoder_attn" in path else ""
     for head, way in [(head, way) for head in range(len(mean)) for way in (step, -step)]:
 
         def gate(call, out, head=head, way=way):
             if call.path != path:
                 return out
-            first = first_positions({}, call, stage)
+            first = first_positions({}, call, stack)
             later = torch.ones(out.shape[0], out.shape[2], dtype=torch.bool) if first is None else ~first
             out = out.clone()
             out[:, head] += way * later[..., None] * (mean[head] - out[:, head])

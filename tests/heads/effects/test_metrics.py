@@ -65,7 +65,7 @@ def test_padding_on_either_side_is_not_scored() -> None:
 
 
 def test_nothing_to_score_is_an_error() -> None:
-    with pytest.raises(ManyheadsError, match=r"a batch of \(1, 3\) tokens has none to score"):
+    with pytest.raises(ManyheadsError, match=r"a batch of shape \(1, 3\) has no token whose loss"):
         next_token_loss(said(drawn(1, 3, 10)), {"input_ids": torch.tensor([[1, 5, 2]])}, before=1, after=1)
     with pytest.raises(ManyheadsError, match="no logits in what the model returned"):
         next_token_loss(SimpleNamespace(), {"input_ids": torch.tensor([[1, 2]])})

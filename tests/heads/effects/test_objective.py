@@ -152,7 +152,7 @@ def test_what_cannot_be_judged_is_one_line() -> None:
         text_objective(model, Tokenizer(), around=AROUND)
     with pytest.raises(ManyheadsError, match="a window of 1 token; at least 2"):
         text_objective(model, Tokenizer(MASK), around=AROUND).batches([[7]])
-    with pytest.raises(ManyheadsError, match="reads input_features, no text"):
+    with pytest.raises(ManyheadsError, match="takes input_features and no input_ids"):
         text_objective(build("whisper"), Tokenizer(), around=AROUND)
     config: Any = transformers.BertConfig(
         vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48

@@ -173,7 +173,7 @@ def test_prunings_compose_through_files_by_original_numbers(saved, tmp_path: Pat
     assert [str(head) for head in done.plan.again] == ["1:2"]
     heads = {0: (1, 5), 1: (1, 2, 3)}
     assert masked(model, heads).holds(logits_of(load_pruned(tmp_path / "two").model))
-    with pytest.raises(ConversionError, match="removes nothing"):
+    with pytest.raises(ConversionError, match="nothing to prune"):
         export_pruned(tmp_path / "two", {1: (2,)}, tmp_path / "three")
     assert not (tmp_path / "three").exists()
 
@@ -378,7 +378,7 @@ def _bystanders(tmp_path: Path) -> set[str]:
     ("name", "heads", "form", "error", "said"),
     [
         ("llama", {3: (0,)}, "auto", ManyheadsError, "there is no layer 3"),
-        ("llama", {}, "auto", ConversionError, "removes nothing"),
+        ("llama", {}, "auto", ConversionError, "nothing to prune"),
         ("llama", {0: (0, 1, 2)}, "uniform", ConversionError, "no uniform form"),
         ("olmo2", {0: (0,)}, "compact", ConversionError, "no compact form"),
         ("phi3", {0: (0, 1, 2)}, "compact", ConversionError, "takes its head counts from the configuration"),

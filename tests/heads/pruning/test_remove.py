@@ -35,11 +35,11 @@ PRUNABLE = sorted(set(tiny.CASES) - REFUSED - NORMED_TOGETHER - SHARED_BIAS - NO
 def some_heads(model: Any) -> dict[str, dict[int, tuple[int, ...]]]:
     """In the first layer heads from the middle on, in the third two, elsewhere none: counts differ by layer."""
     found: dict[str, dict[int, tuple[int, ...]]] = {}
-    for stage, counts in head_counts(describe(model).stated).items():
+    for stack, counts in head_counts(describe(model).stated).items():
         layers = [layer for layer, count in enumerate(counts) if count]
-        found[stage] = {layers[0]: tuple(range(counts[layers[0]] // 2, counts[layers[0]]))}
+        found[stack] = {layers[0]: tuple(range(counts[layers[0]] // 2, counts[layers[0]]))}
         if len(layers) > 2:
-            found[stage][layers[2]] = (1, counts[layers[2]] - 1)
+            found[stack][layers[2]] = (1, counts[layers[2]] - 1)
     return found
 
 
@@ -153,7 +153,7 @@ def test_layers_that_end_alike_are_told_by_the_configuration_itself() -> None:
 def test_t5_loses_the_same_heads_in_all_layers_of_a_stack(name: str) -> None:
     model, batch = tiny.build(name), tiny.inputs(name)
     counts = head_counts(describe(model).stated)
-    heads = {stage: dict.fromkeys(range(len(row)), (1, 3)) for stage, row in counts.items()}
+    heads = {stack: dict.fromkeys(range(len(row)), (1, 3)) for stack, row in counts.items()}
     wanted = masked(model, heads, batch)
     prune(model, heads)
     assert wanted.holds(tiny.logits(model, batch))
@@ -184,7 +184,7 @@ def test_t5_loses_other_cross_attention_heads_in_each_layer() -> None:
 def test_where_layers_cannot_differ_but_all_can_be_smaller_something_is_saved() -> None:
     stack = describe(tiny.build("t5")).stated
     counts = head_counts(stack)
-    heads = {stage: dict.fromkeys(range(len(row)), (1,)) for stage, row in counts.items()}
+    heads = {stack: dict.fromkeys(range(len(row)), (1,)) for stack, row in counts.items()}
     heads["cross"][0] = (1, 2)  # two heads in one layer; one head fewer can be had in all
     assert why_nothing(make_plan(stack, heads), stack) == ""
     assert "zeros stand where these heads were" in why_nothing(make_plan(stack, {"cross": {0: (1,)}}), stack)
@@ -207,9 +207,9 @@ def test_weights_that_two_attentions_share_are_refused_naming_both(name: str, vi
     owner, _, leaf = both[1].rpartition(".")
     one = parameters[both[0]]
     setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(one.data[:]) if view else one)
-    before, stage = _state(model), "encoder" if name == "bart" else ""
+    before, stack = _state(model), "encoder" if name == "bart" else ""
     with pytest.raises(ConversionError) as caught:
-        prune(model, {stage: {0: (0,)}})
+        prune(model, {stack: {0: (0,)}})
     modules = {word.rpartition(".")[0].rpartition(".")[0] for word in both}
     assert all(word in str(caught.value) for word in (*both, *modules))
     assert "\n" not in str(caught.value)
@@ -229,7 +229,7 @@ def test_an_attention_that_looks_into_the_embeddings_is_refused() -> None:
 
 
 def test_what_is_named_can_be_looked_at_on_the_whole_model() -> None:
-    """The plan names heads as `without` and all the others do: without a stage where there is one stack."""
+    """The plan names heads as `ablated` and all the others do: without a stack where the model has one."""
     for name, heads in (("llama", {1: (2,)}), ("bert-masked-lm", {1: (2,)}), ("whisper", {"cross": {1: (2,)}})):
         model, whole, batch = tiny.build(name), tiny.build(name), tiny.inputs(name)
         done = prune(model, heads)
@@ -248,7 +248,7 @@ def test_zeros_in_place_of_heads_are_told_and_what_would_save_something() -> Non
     assert (first.zeros, first.saved_elements, first.pruning.form) == (3, 0, "padded")
     assert "nothing is smaller" in first.note
     assert "the least that would save something: 0:2 too" in first.note
-    assert repr(first) == "Pruned(3 heads removed: 0:0,1;1:5; 0 of 38,044 elements saved, 3 heads of zeros)".replace(
+    assert repr(first) == "Pruned(3 heads removed: 0:0,1;1:5; 0 of 38,044 elements saved, 3 zeroed heads)".replace(
         "38,044", f"{sum(parameter.numel() for parameter in model.parameters()):,}"
     )
     second = prune(model, {0: (2,)})
@@ -273,9 +273,9 @@ def _state(model: Any) -> tuple[dict[str, Any], str]:
         ("llama", {0: (6,)}, ManyheadsError, "there is no head 6; layer 0 has 6 heads, 0 to 5"),
         ("llama", {0: (-1,)}, ManyheadsError, "there is no head -1"),
         ("llama", {0: (1, 1)}, ManyheadsError, "names a head twice"),
-        ("llama", {}, ConversionError, "removes nothing: no head is named"),
-        ("llama", {0: ()}, ConversionError, "removes nothing"),
-        ("llama", {"cross": {0: (1,)}}, ManyheadsError, "there is no stage 'cross'; the model has decoder"),
+        ("llama", {}, ConversionError, "nothing to prune: no head is named"),
+        ("llama", {0: ()}, ConversionError, "nothing to prune"),
+        ("llama", {"cross": {0: (1,)}}, ManyheadsError, "there is no stack 'cross'; the model has decoder"),
         ("olmo2", {0: (1,)}, ConversionError, "normed over all heads of a layer together"),
         ("phi3", {0: (0, 1, 2)}, ConversionError, "takes its head counts from the configuration"),
         ("qwen3_next", {0: (0,)}, ConversionError, "layer 0 of the decoder is linear attention"),
@@ -301,7 +301,7 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
 def test_pruning_again_what_is_gone_removes_nothing() -> None:
     model = tiny.build("gpt2")
     prune(model, {0: (1,)})
-    with pytest.raises(ConversionError, match="removes nothing: 0:1 went before"):
+    with pytest.raises(ConversionError, match="nothing to prune: already pruned: 0:1;"):
         prune(model, {0: (1,)})
 
 

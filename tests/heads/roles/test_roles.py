@@ -109,8 +109,8 @@ def test_random_weights_have_no_role(family: str, tokenizer: Any, text: str) -> 
     assert model.training
     assert set(report.labels().values()) == {""}
     assert report.tests == sum(sum(not math.isnan(p) for p in one.p_value) for one in report.evidence)
-    stages = {head.stack for one in report.evidence for head in one.heads}
-    assert stages == ({"encoder", "decoder", "cross"} if family == "t5" else {""})
+    stacks = {head.stack for one in report.evidence for head in one.heads}
+    assert stacks == ({"encoder", "decoder", "cross"} if family == "t5" else {""})
     if family == "bert":
         assert any(one.name == "next token" for one in report.evidence)
     elif family != "t5":

@@ -210,7 +210,7 @@ def test_single_tokens_are_those_of_the_text() -> None:
     ids = torch.arange(4)[None]
     weights = torch.tensor([0.4, 0.1, 0.2, 0.3]).expand(1, 1, 4, 4)
     seen = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    for stage, rows in (("", slice(1, 3)), ("decoder", slice(1, 3)), ("encoder", slice(1, 3))):
-        found = tokens_apart(AttentionWeights(weights, seen, stage, ids, ids), rows=rows)
+    for stack, rows in (("", slice(1, 3)), ("decoder", slice(1, 3)), ("encoder", slice(1, 3))):
+        found = tokens_apart(AttentionWeights(weights, seen, stack, ids, ids), rows=rows)
         assert found.lift.exp().flatten().tolist() == pytest.approx([0.5, 1.0])
         assert found.alike.shape == found.itself.shape == (1, 1, 2, 2)

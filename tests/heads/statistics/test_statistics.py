@@ -356,7 +356,7 @@ def test_voita_s_criterion_can_be_read() -> None:
     found = head_statistics(model, [torch.arange(3, 40)[None]], max_offset=4)
     assert found.top_offsets.sum(-1) == pytest.approx(np.ones((3, 6)))
     assert found.top_offsets[..., :4].sum() == 0  # causal: nothing ahead
-    with pytest.raises(ManyheadsError, match="distance 4 was not told apart; valid: -3 to 3"):
+    with pytest.raises(ManyheadsError, match="distance 4 was not recorded: max_offset is 4; valid: -3 to 3"):
         found.offset(4)
 
 

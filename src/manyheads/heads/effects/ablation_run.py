@@ -39,7 +39,7 @@ __all__ = ["AblationRun", "Job", "Removal", "mean_outputs"]
 Job = tuple[int, tuple[int, ...]]
 """What is taken away at a time: (row of the modules, heads of it)."""
 
-# How far the metric may move when the prefix is replayed: sums on a GPU may be taken in another order.
+# How far the metric may move when cached activations stand for the first layers: sums on a GPU may be taken in another order.
 _SAME = 1e-5
 
 
@@ -128,20 +128,18 @@ class AblationRun:
     ) -> tuple[Tensor, float, float]:
         """(what the absence of each of `jobs` adds on batch `number` (rows, heads), the metric of the whole, its weight)."""
         added = head_table(self.modules)
-        with caching_activations(
-            self._model, [module.path for module in self.modules] if self.reused else []
-        ) as replay:
-            replay.record()
+        with caching_activations(self._model, [module.path for module in self.modules] if self.reused else []) as cache:
+            cache.record()
             whole, weight = self.measure(number)
             if self.reused and not self._checked:
-                self.reused, self._checked = self._faithful(replay, number, whole), True
-            replay.skip_to(None)
+                self.reused, self._checked = self._faithful(cache, number, whole), True
+            cache.skip_to(None)
             self.prepare(number)
             # From the last layer to the first: a block that keeps something for later keeps what it had untouched.
-            order = sorted(jobs, key=lambda job: (-replay.prefix(self.modules[job[0]].path), job))
+            order = sorted(jobs, key=lambda job: (-cache.prefix(self.modules[job[0]].path), job))
             for done, (row, heads) in enumerate(order):
                 path = self.modules[row].path
-                replay.skip_to(path if self.reused else None)
+                cache.skip_to(path if self.reused else None)
                 changed, _ = self.measure(number, {path: heads})
                 added[row, list(heads)] = changed - whole
                 say(done + 1)
@@ -185,16 +183,16 @@ class AblationRun:
             self._model(**self._batches[number])
         return outputs
 
-    def _faithful(self, replay: ActivationCache, number: int, whole: float) -> bool:
+    def _faithful(self, cache: ActivationCache, number: int, whole: float) -> bool:
         """Whether the network gives the same when it starts at half, three quarters ... and the last of its attentions."""
-        paths = sorted((module.path for module in self.modules), key=replay.prefix)
+        paths = sorted((module.path for module in self.modules), key=cache.prefix)
         starts = {len(paths) - 1}
         step = len(paths) // 2
         while step:
             starts.add(len(paths) - step)
             step //= 2
         for start in sorted(starts):
-            replay.skip_to(paths[start])
+            cache.skip_to(paths[start])
             try:
                 again, _ = self.measure(number)
             except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError):

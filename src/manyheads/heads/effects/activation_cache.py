@@ -1,5 +1,5 @@
-"""The prefix of a network, computed once: blocks before the first that changes hand back what they returned before, and
-so does the attention whose heads change, since that is done to its output.
+"""Activation caching: blocks before the first that changes hand back what they returned in an earlier forward, and so does the
+attention whose heads change, since that is done to its output.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ActivationCache:
         return next((i for i, name in enumerate(self._names) if f"{path}.".startswith(f"{name}.")), 0)
 
     def call(self, name: str, compute: Callable[..., Any], args: Any, keywords: Any) -> Any:
-        """A block's forward while the model is under `replaying`."""
+        """A block's forward while the model is under `caching_activations`."""
         number = self._calls
         self._calls += 1
         if number < self._start:
@@ -84,18 +84,18 @@ class ActivationCache:
 
 @contextmanager
 def caching_activations(model: nn.Module, paths: Iterable[str]) -> Iterator[ActivationCache]:
-    """The blocks of `model` that hold the attention modules `paths`, and their siblings, pass through a `Replay`.
+    """The blocks of `model` that hold the attention modules `paths`, and their siblings, pass through an `ActivationCache`.
 
     Their forwards are put back as they were, also after an exception. Use it without gradients: what is kept has none, and
     inside the doors whose gates change heads.
     """
-    replay, held, wanted = ActivationCache(), [], list(paths)
+    cache, held, wanted = ActivationCache(), [], list(paths)
     try:
         for name, block in _blocks(model, wanted).items():
             held.append((block, block.__dict__.get("forward", _ABSENT)))
-            block.forward = _through(replay, name, block.forward)
-        with opened(model, implementation=replay, observers=[replay.see]) if wanted else nullcontext():
-            yield replay
+            block.forward = _through(cache, name, block.forward)
+        with opened(model, implementation=cache, observers=[cache.see]) if wanted else nullcontext():
+            yield cache
     finally:
         for block, before in reversed(held):
             del block.__dict__["forward"]
@@ -103,10 +103,10 @@ def caching_activations(model: nn.Module, paths: Iterable[str]) -> Iterator[Acti
                 block.__dict__["forward"] = before
 
 
-def _through(replay: ActivationCache, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+def _through(cache: ActivationCache, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def forward(*args: Any, **keywords: Any) -> Any:
-        return replay.call(name, compute, args, keywords)
+        return cache.call(name, compute, args, keywords)
 
     return forward
 

@@ -31,7 +31,7 @@ class Importance:
     slopes        for first-order, (rows, heads): the mean of dL/dg with its sign; -slope is what removal is expected to add
     by_batch      (batches, rows, heads): the same as `scores` for each batch; `weights` (batches,) its share in the mean
     seconds       how long it took
-    reused        whether the prefix of the network was computed once (ablation only)
+    reused        whether the layers before a head were computed once, their activations cached (ablation only)
     unit          "head", or "group": all query heads of a key/value head went at once, and the score stands at each of them
     """
 
@@ -123,7 +123,10 @@ def rank_correlation(one: Importance, other: Importance) -> float:
     ManyheadsError where they are of different models, share fewer than three heads, or one of them has all heads equal.
     """
     if one.modules != other.modules:
-        raise ManyheadsError("importances of two different models cannot be compared head by head")
+        raise ManyheadsError(
+            f"one importance is of {len(one.modules)} attention modules and the other of {len(other.modules)}, with other names or other "
+            "numbers of heads; expected two measurements of one model"
+        )
     both = ~torch.isnan(one.scores) & ~torch.isnan(other.scores)
     return spearman(one.scores[both], other.scores[both])
 

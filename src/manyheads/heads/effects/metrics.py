@@ -95,7 +95,9 @@ def next_token_loss(outputs: Any, batch: Batch, *, before: int = 0, after: int =
         labels[:, -after - 1 :] = IGNORED
     count = int((labels != IGNORED).sum())
     if not count:
-        raise ManyheadsError(f"a batch of {tuple(ids.shape)} tokens has none to score; each text needs at least 2")
+        raise ManyheadsError(
+            f"a batch of shape {tuple(ids.shape)} has no token whose loss could be measured; expected a text of at least 2 tokens"
+        )
     return summed_cross_entropy(logits, labels) / count, count
 
 

@@ -10,7 +10,7 @@
 | encoder-decoder with a mask token (BART) | hidden tokens | the same, of its decoder |
 | encoder-decoder with sentinels (T5) | hidden tokens | the same, spans behind sentinels |
 | other encoder-decoder | copying | each token of the text that the encoder read |
-| no language head | drift | how far the last hidden states are from those of the whole model |
+| no language head | drift | relative mean squared error of the last hidden states, against those of the whole model |
 
 A loss of hidden tokens is no perplexity: both sides of a token are seen. Drift has no labels, and where no head is missing it
 is 0 and flat, so it has no first-order score.
@@ -76,8 +76,8 @@ class Objective:
         """ManyheadsError, naming what would do, where `method` of `heads.effects.importance` cannot be had."""
         if method == "first-order" and not self.first_order:
             raise ManyheadsError(
-                "there is no first-order score: it has no language head, so it is judged by the drift of its output, which "
-                "is 0 and flat where no head is missing; valid: zero, mean or resample, which take each head out"
+                "there is no first-order score: it has no language head, so it is judged by the relative mean squared error "
+                "of its last hidden states, which is 0 and flat where no head is missing; valid: zero, mean or resample, which take each head out"
             )
 
 
@@ -87,7 +87,7 @@ def text_objective(model: Any, tokenizer: Any, *, around: Frame, seed: int = 0) 
     Raises ManyheadsError, one line, for a model that reads no tokens, and a masked one whose tokenizer has no mask token.
     """
     if model.main_input_name != "input_ids":
-        raise ManyheadsError(f"it reads {model.main_input_name}, no text, so text has no loss")
+        raise ManyheadsError(f"the model takes {model.main_input_name} and no input_ids, so it has no loss on text")
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     if model.get_output_embeddings() is None:
         return _drift(model, around, both=both)

@@ -94,7 +94,7 @@ class LayerMaps:
 
     stage         "encoder", "decoder" or "cross" where a model has several attentions, else ""
     layer, path   its layer, and its name in the model
-    numbers       the number of each head, in a pruned model its original one, -1 for a head of zeros
+    numbers       the number of each head, in a pruned model its original one, -1 for a zeroed head
     queries, keys tokens on either side
     rows          (r,) the queries whose strongest keys are kept
     first         (h, r) their weight on key 0
@@ -124,7 +124,7 @@ class LayerMaps:
         return self.first.shape[0]
 
     def addresses(self) -> Iterator[tuple[int, Head]]:
-        """Where the tensors hold each head, and its address; heads of zeros, left by a pruning, are none."""
+        """Where the tensors hold each head, and its address; zeroed heads, left by a pruning, are none."""
         for place, number in enumerate(self.numbers):
             if number >= 0:
                 yield place, Head(self.layer, number, self.stage)

@@ -1,7 +1,7 @@
 """Which heads go, and what is left in each attention: addresses checked, groups respected, earlier removals remembered.
 
 A key/value head goes only with all of its queries. Files and modules need as many queries in each group of a layer, so a
-group that has fewer than its neighbours keeps heads of zeros, which give nothing; a layer of which every head goes keeps
+group that has fewer than its neighbours keeps zeroed heads, which give nothing; a layer of which every head goes keeps
 one of them, since no module of transformers has none.
 """
 
@@ -93,7 +93,7 @@ class Plan:
         return {place: self._size(place) for place in self.held}
 
     def zeros(self, pruning: Pruning) -> int:
-        """Heads of zeros that a form of this plan holds."""
+        """Zeroed heads that a form of this plan holds."""
         return sum(slot < 0 for _, _, heads in pruning.layers for slot in heads.slots)
 
     def _size(self, place: tuple[str, int]) -> tuple[int, int]:
@@ -176,22 +176,22 @@ def make_plan(stack: StackSpec, heads: ByStack, *, before: Pruning | None = None
     gone = {place: set(each.removed) for place, each in held.items()}
     new = sorted(head for head in asked if head.head not in gone[head.stack, head.layer])
     again = sorted(set(asked) - set(new))
-    _check_borrowed(stack, new)
+    _check_kv_sharing(stack, new)
     for head in new:
         gone[head.stack, head.layer].add(head.head)
     called = [tuple(head._replace(stack=stack_name(held, head.stack)) for head in each) for each in (new, again)]
     if not new:
         more = f" and {len(again) - 5} more" if len(again) > 5 else ""
-        said = f"{', '.join(map(format_head, called[1][:5]))}{more} went before" if again else "no head is named"
-        raise ConversionError(f"this pruning removes nothing: {said}")
+        said = f"already pruned: {', '.join(map(format_head, called[1][:5]))}{more}" if again else "no head is named"
+        raise ConversionError(f"nothing to prune: {said}; expected a head that the model still has")
     return Plan(held, {place: frozenset(each) for place, each in gone.items()}, *called)
 
 
-def _check_borrowed(stack: StackSpec, new: Sequence[Head]) -> None:
-    borrows = {spec.source.layer for _, _, spec in places(stack) if isinstance(spec.source, Borrowed)}
+def _check_kv_sharing(stack: StackSpec, new: Sequence[Head]) -> None:
+    sources = {spec.source.layer for _, _, spec in places(stack) if isinstance(spec.source, Borrowed)}
     for head in new:
         own = next(spec for role, layer, spec in places(stack) if (role, layer) == (head.stack, head.layer))
-        if isinstance(own.source, Borrowed) or (head.stack == "decoder" and head.layer in borrows):
+        if isinstance(own.source, Borrowed) or (head.stack == "decoder" and head.layer in sources):
             raise ConversionError(
                 f"layer {head.layer} shares keys and values with another layer, so its heads cannot be removed alone"
             )

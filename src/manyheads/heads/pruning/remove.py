@@ -52,7 +52,7 @@ class Pruned:
 
     @property
     def zeros(self) -> int:
-        """Heads of zeros that the model holds now: they give nothing and take the room of any other."""
+        """Zeroed heads that the model holds now: they give nothing and take the room of any other."""
         return self.plan.zeros(self.pruning)
 
     @property
@@ -65,7 +65,7 @@ class Pruned:
         held = stored_parameters(weights(self.before))
         return (
             f"Pruned({len(self.plan.new)} heads removed: {heads_text(self.plan.new)}; {self.saved_elements:,} of {held:,} "
-            f"elements saved, {self.zeros} heads of zeros)"
+            f"elements saved, {self.zeros} zeroed heads)"
         )
 
 
@@ -83,9 +83,9 @@ def prune(model: nn.Module, heads: Heads) -> Pruned:
     heads  by their original numbers, in any form that `heads.address.addresses` reads; those that went before are left
            alone
 
-    A key/value head goes only with all its queries; a group that keeps fewer queries than its neighbours gets heads of
-    zeros. The configuration records what is gone, and its counts change where all layers end up alike. Where zeros take the
-    place of every head nothing is smaller: `Pruned.note` says so, and what would have to go too.
+    A key/value head goes only with all its queries; a group that keeps fewer queries than its neighbours gets zeroed heads.
+    The configuration records what is gone, and its counts change where all layers end up alike. Where zeros take the place
+    of every head nothing is smaller: `Pruned.note` says so, and what would have to go too.
 
     Raises ManyheadsError for layers and heads that do not exist, ConversionError where nothing would be removed, the
     model's heads depend on one another or an attention shares its weights with another module, BackendError where

@@ -22,8 +22,9 @@ from manyheads.heads.effects import DRIFT, Metric, Objective, text_objective
 from manyheads.heads.model_spec import Described, about_removing, describe, stated_stack
 from manyheads.heads.progress import Pace
 from manyheads.heads.pruning import choose as choosing
-from manyheads.heads.pruning.export import Exported, bytes_of, export_pruned
+from manyheads.heads.pruning.export import bytes_of, export_pruned
 from manyheads.heads.pruning.export_forms import choose_form
+from manyheads.heads.pruning.exported import Exported
 from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
 from manyheads.heads.pruning.plan import Plan, head_counts, make_plan, now_held
 from manyheads.heads.pruning.remove import by_stack
