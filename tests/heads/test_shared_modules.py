@@ -104,7 +104,7 @@ def test_statistics_are_means_over_all_calls_and_count_each_query_thrice(impleme
 
     def look(call: Any, out: Any) -> None:
         options = {name: value for name, value in call.options.items() if name not in ("dropout", "sinks")}
-        calls.append((call.weights(), softmax.scores(call.q, call.k, stack="masked", **options), out))
+        calls.append((call.weights(), softmax.scores(call.q, call.k, stage="masked", **options), out))
 
     with opened(model, observers=[look]), torch.no_grad():
         model(**batch)

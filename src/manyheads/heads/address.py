@@ -6,7 +6,7 @@
 
 Models with an encoder and a decoder have several attentions of the same layer number; there a stack goes before the
 address: "encoder/2:5", "decoder/2:5", "cross/2:5". Other models of several stacks name them as their parts:
-"vision_tower/2:5" (`heads.batches.places` finds them). Numbers stay those of the original model after heads were removed.
+"vision_tower/2:5" (`heads.attention_modules` finds them). Numbers stay those of the original model after heads were removed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def address(head: Any) -> Head:
 def parse_head(text: str) -> Head:
     """The head that "17:3", "L17H3" or "cross/17:3" names. Raises ManyheadsError for anything else.
 
-    Which stacks there are is known to the model alone: `heads.modules.place_of` tells.
+    Which stacks there are is known to the model alone: `heads.attention_modules.row_of` tells.
     """
     found = _ONE.fullmatch(text.strip())
     if found is None:

@@ -106,7 +106,7 @@ def test_the_interval_does_not_end_where_trying_ended(monkeypatch: pytest.Monkey
         rows = [[1 + 0.01 * count / 10, 1 + 0.01 * count / 40] for count in counts]
         return Removal(tuple(counts), torch.tensor(rows, dtype=torch.float64), torch.ones(2) / 2, "zero")
 
-    monkeypatch.setattr("manyheads.heads.effects.removing.Removing.together", curve)
+    monkeypatch.setattr("manyheads.heads.effects.ablation_run.AblationRun.together", curve)
     found = count_removable(build("llama"), batches(2), [Head(layer, head) for layer in range(8) for head in range(8)])
     assert (found.heads, found.low, found.high, found.beyond) == (16, 10, 40, False)
     few = count_removable(build("llama"), batches(2), [Head(0, head) for head in range(30)])

@@ -33,7 +33,7 @@ FAMILIES = ("llama", "mistral", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "qwe
 
 def logits_of(call: Call) -> torch.Tensor:
     options = {name: value for name, value in call.options.items() if name not in ("dropout", "sinks")}
-    return softmax.scores(call.q, call.k, stack="masked", **options)
+    return softmax.scores(call.q, call.k, stage="masked", **options)
 
 
 def recorded(model: Any, batch: dict[str, Any]) -> dict[str, tuple[torch.Tensor, ...]]:

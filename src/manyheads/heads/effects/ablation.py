@@ -55,7 +55,7 @@ def ablate_heads(
     how      what the head gives instead: "zero"; "mean", its mean over all positions that are no padding; "resample", its
              output on the next sequence of `batches`, the first following the last (two are needed)
     positions  where: "all"; "later", all but the first real position of a sequence, which causal models use as a sink; "first",
-             that alone (`heads.effects.replacing.POSITIONS`)
+             that alone (`heads.effects.replaced_outputs.POSITIONS`)
     means    {path: (h, v)} for "mean", where it shall not be that of these batches
     reuse    compute what comes before the layer once. It is checked on the first batch that this changes nothing, and
              left out where it does (a layer that reads what an earlier one wrote elsewhere)

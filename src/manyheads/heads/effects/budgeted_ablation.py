@@ -1,6 +1,6 @@
 """What the loss rises by without each head, told apart from chance as far as a budget goes.
 
-1. To first order, for all heads on all windows (`heads.effects.expected`): cheap, and poor alone.
+1. To first order, for all heads on all windows (`heads.effects.first_order`): cheap, and poor alone.
 2. Every head is taken out for real on two short windows, one of either half of the text: first order misses what is curved.
 3. Those that promise most by either are taken out on whole windows, all on the same ones, each window with and without the head. The mean is
    that of the first-order estimates over all windows, corrected by what was measured (`heads.effects.two_phase`).

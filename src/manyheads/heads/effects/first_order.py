@@ -2,7 +2,7 @@
 
 The slope is taken towards what the head would give instead, its mean m: <m - out, dL/dout>, summed over the positions at which
 it would be taken out. It has a sign, and misses what is curved; measured against exact ablation it takes most of what differs
-between texts away (`heads.effects.confident`). Michel's slope, of a factor on the head's output, comes with it.
+between texts away (`heads.effects.budgeted_ablation`). Michel's slope, of a factor on the head's output, comes with it.
 """
 
 from __future__ import annotations

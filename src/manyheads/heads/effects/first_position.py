@@ -1,7 +1,7 @@
 """What heads write at the first position of causal attention, which many models use as a sink.
 
 What is done there reaches every later token, in whatever window: one odd first token can make the whole mean. So it is left alone
-in `heads.effects.confident`, and measured apart here, on the beginnings of windows: all heads of a layer together first, and then one at a
+in `heads.effects.budgeted_ablation`, and measured apart here, on the beginnings of windows: all heads of a layer together first, and then one at a
 time in the layers in which that costs most.
 """
 

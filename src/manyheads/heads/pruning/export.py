@@ -73,7 +73,7 @@ def export_pruned(
 
     source  a folder with config.json and .safetensors, a .gguf file or a hub id; its weights keep their types (GGUF: float32)
     heads   original numbers, as for `prune`
-    form    "uniform", "padded" or "compact" (`heads.pruning.forms`); "auto": the first of uniform and padded that can be
+    form    "uniform", "padded" or "compact" (`heads.pruning.export_forms`); "auto": the first of uniform and padded that can be
     loaded  the model of `source` in float32, if it is there already
     check   compare the logits before the folder appears, on random tokens that follow from `seed`
     choice  what the folder shall say of how heads were chosen and what that lost: `chosen`, `rounds` and `losses`, as in the
