@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from manyheads.errors import SpecError
 from manyheads.ops import arguments, bias, latent, linear, masks, rope, sdpa, softmax, tiled
+from manyheads.ops.call import AttentionCall
 from manyheads.spec.positions import Rope
 
 NAN, INF = math.nan, math.inf
@@ -23,7 +24,7 @@ FORMS: dict[str, Callable[..., object]] = {
     "plain": lambda **options: softmax.attention(Q, K, K, **options),
     "tiled": lambda **options: tiled.attention(Q, K, K, **options),
     "sdpa": lambda **options: sdpa.attention(Q, K, K, **options),
-    "supports": lambda **options: sdpa.supports(Q, K, K, **options),
+    "call": lambda **options: AttentionCall.checked(Q, K, K, **options),
     "scores": lambda **options: softmax.scores(Q, K, **options),
 }
 
@@ -162,7 +163,7 @@ def test_three_axes_that_could_be_sequences_or_heads_are_refused(form: str) -> N
         "plain": lambda **options: softmax.attention(q, q, q, scale=0.5, **options),
         "tiled": lambda **options: tiled.attention(q, q, q, scale=0.5, **options),
         "sdpa": lambda **options: sdpa.attention(q, q, q, scale=0.5, **options),
-        "supports": lambda **options: sdpa.supports(q, q, q, scale=0.5, **options),
+        "call": lambda **options: AttentionCall.checked(q, q, q, scale=0.5, **options),
         "scores": lambda **options: softmax.scores(q, q, scale=0.5, **options),
     }
     added = torch.zeros(3, 2, 2)

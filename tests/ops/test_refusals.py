@@ -7,9 +7,10 @@ import torch
 
 from manyheads.errors import SpecError
 from manyheads.ops import bias, latent, linear, masks, norm, rope, sdpa, softmax, tiled
+from manyheads.ops.call import AttentionCall
 from manyheads.spec.positions import DynamicScaling, Rope
 
-FORMS = {"softmax": softmax.attention, "tiled": tiled.attention, "sdpa": sdpa.attention, "supports": sdpa.supports}
+FORMS = {"softmax": softmax.attention, "tiled": tiled.attention, "sdpa": sdpa.attention, "call": AttentionCall.checked}
 
 
 def qkv(h: int = 4, k: int = 2, *, q: int = 8, v: int = 3) -> tuple[torch.Tensor, ...]:

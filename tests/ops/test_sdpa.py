@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from manyheads.ops import bias, masks, sdpa, softmax, tiled
+from manyheads.ops.call import AttentionCall
 from support import rounding
 
 
@@ -38,7 +39,7 @@ def test_yes(name: str) -> None:
     asked, t, s = YES[name]
     q, k, v = (x.to("meta") for x in qkv(1, 1))
     q, k, v = q.expand(2, 4, t, 8), k.expand(2, 2, s, 8), v.expand(2, 2, s, 3)
-    answer = sdpa.supports(q, k, v, scale=0.5, **asked)
+    answer = sdpa.supports(AttentionCall.checked(q, k, v, scale=0.5, **asked))
     assert answer
     assert answer == sdpa.Yes()
 
@@ -51,7 +52,7 @@ def test_no_has_a_reason(name: str) -> None:
         q, k, v = q.expand(2, 4, t, 8), k.expand(2, 2, s, 8), v.expand(2, 2, s, 3)
     else:
         q, k, v = q.expand(2, 4, t, 8), k[:, :, :0], v[:, :, :0]
-    answer = sdpa.supports(q, k, v, scale=0.5, **asked)
+    answer = sdpa.supports(AttentionCall.checked(q, k, v, scale=0.5, **asked))
     assert not answer
     assert words in answer.reason
 
@@ -100,5 +101,8 @@ def test_a_wide_bias_is_not_rounded_to_a_narrow_dtype(dtype: torch.dtype) -> Non
 
 def test_a_float64_bias_on_float32_goes_to_the_tiled_form() -> None:
     q, k, v = qkv()
-    assert "round" in sdpa.supports(q, k, v, scale=0.5, bias=torch.randn(4, 6, dtype=torch.float64)).reason
-    assert sdpa.supports(q.double(), k.double(), v.double(), scale=0.5, bias=torch.randn(4, 6))
+    assert (
+        "round"
+        in sdpa.supports(AttentionCall.checked(q, k, v, scale=0.5, bias=torch.randn(4, 6, dtype=torch.float64))).reason
+    )
+    assert sdpa.supports(AttentionCall.checked(q.double(), k.double(), v.double(), scale=0.5, bias=torch.randn(4, 6)))

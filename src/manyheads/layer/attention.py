@@ -13,8 +13,8 @@ from manyheads.errors import SpecError
 from manyheads.layer import door, heads, latent, parameters, placing, state
 from manyheads.layer.caches import Cache, Kept, StateCache
 from manyheads.layer.core import Core
+from manyheads.ops.precision import as_autocast
 from manyheads.ops.predicates import Visible
-from manyheads.ops.request import as_autocast
 from manyheads.spec import AttentionSpec, Borrowed, Cross, DynamicScaling, Heads, LongRopeScaling, Rope, State, to_text
 
 __all__ = ["Attention"]

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.bias import Additive
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.predicates import Visible
-from manyheads.ops.request import pairs, request
 
 __all__ = ["BACKENDS", "Core"]
 
@@ -81,12 +81,11 @@ class Core:
         """ONNX's own Attention (opset 23), which knows a softcap and is the only one of torch's operators that does. Older
         opsets take a program that torch.export made before: nothing here can know which is asked for.
         """
-        asked = request(
-            q, k, v, scale=scale, visible=visible, bias=self._bias, softcap=self._softcap, sinks=None, dropout=0.0,
-            offset=offset,
-        )  # fmt: skip
-        at = pairs(asked, q, rows=slice(0, q.shape[2]), columns=slice(0, k.shape[2]))
-        mask = asked.visible.tile(at)
+        call = AttentionCall.checked(
+            q, k, v, scale=scale, visible=visible, bias=self._bias, softcap=self._softcap, offset=offset
+        )
+        at = call.all_pairs()
+        mask = call.visible.tile(at)
         if self._bias is not None:
             bias = self._bias if isinstance(self._bias, Tensor) else self._bias.tile(at, q.dtype)
             mask = torch.where(mask, bias.to(q.dtype), -torch.inf)
@@ -95,9 +94,9 @@ class Core:
         width = max(k.shape[3], v.shape[3])
         wide_q, wide_k, wide_v = (pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
         out = torch.onnx.ops.attention(
-            wide_q, wide_k, wide_v, mask, scale=scale, softcap=asked.softcap or 0.0, softmax_precision=_ONNX_FLOAT
+            wide_q, wide_k, wide_v, mask, scale=scale, softcap=call.softcap or 0.0, softmax_precision=_ONNX_FLOAT
         )[0]
-        return sdpa.exported_zeros(out[..., : v.shape[3]], mask, asked, q, k)
+        return sdpa.exported_zeros(out[..., : v.shape[3]], mask, call)
 
 
 def _form(backend: str, *, capped: bool, want_weights: bool) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from manyheads.ops import norm, rope
-from manyheads.ops.request import wide
+from manyheads.ops.precision import wide
 from manyheads.spec import AttentionSpec, QKNorm, Rope
 
 __all__ = ["Turn", "joined", "keys_values", "normed", "projected", "queries", "turn"]

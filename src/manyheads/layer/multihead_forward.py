@@ -13,8 +13,9 @@ from manyheads.errors import SpecError
 from manyheads.layer.multihead_masks import Sizes, translate
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.arguments import check_dropout
+from manyheads.ops.layout import shapes
 from manyheads.ops.masks import Visible
-from manyheads.ops.request import in_full, shapes, wide
+from manyheads.ops.precision import in_full, wide
 from manyheads.spec import check
 
 __all__ = ["Given", "attend", "multi_head_attention_forward"]

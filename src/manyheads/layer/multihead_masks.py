@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from manyheads.errors import SpecError
 from manyheads.ops import masks
 from manyheads.ops.masks import Visible
-from manyheads.ops.request import wide
+from manyheads.ops.precision import wide
 
 __all__ = ["Sizes", "translate"]
 

@@ -16,8 +16,9 @@ from manyheads.errors import SpecError
 from manyheads.layer.caches.base import Kept
 from manyheads.ops import bias as biases
 from manyheads.ops import masks
+from manyheads.ops.layout import ranked
+from manyheads.ops.precision import wide
 from manyheads.ops.predicates import Both, Dense, Everything, Grid, Padding, Visible
-from manyheads.ops.request import ranked, wide
 from manyheads.spec import Alibi, AttentionSpec, Causal, Chunk, Cross, RelativeBuckets, Window
 
 __all__ = ["Place", "added_bias", "place", "seen"]

@@ -22,7 +22,7 @@ from manyheads.layer.caches.state import StateCache
 from manyheads.layer.heads import Turn, projected
 from manyheads.ops import linear as rules
 from manyheads.ops.norm import normalise
-from manyheads.ops.request import wide
+from manyheads.ops.precision import wide
 from manyheads.spec import AttentionSpec, Bidirectional, State, to_text
 
 __all__ = ["FORMS", "attend", "check"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
-from manyheads.ops.request import in_full, wide
+from manyheads.ops.precision import in_full, wide
 from manyheads.ops.softmax import probabilities
 from manyheads.spec import check
 

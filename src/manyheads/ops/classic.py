@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_shape
-from manyheads.ops.request import in_full, wide
+from manyheads.ops.precision import in_full, wide
 from manyheads.ops.softmax import probabilities
 
 __all__ = ["additive", "concat", "dot", "general", "intra"]

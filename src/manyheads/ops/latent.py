@@ -17,7 +17,7 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.ops import softmax
 from manyheads.ops.masks import Visible
-from manyheads.ops.request import as_autocast
+from manyheads.ops.precision import as_autocast
 
 __all__ = ["absorbed", "expand", "expanded"]
 

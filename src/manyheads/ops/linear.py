@@ -22,7 +22,8 @@ from torch import Tensor
 
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_scale
-from manyheads.ops.request import in_full, shapes, wide
+from manyheads.ops.layout import shapes
+from manyheads.ops.precision import in_full, wide
 from manyheads.quoting import shown
 from manyheads.spec import check
 

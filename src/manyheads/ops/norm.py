@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from manyheads.errors import SpecError
-from manyheads.ops.request import wide
+from manyheads.ops.precision import wide
 from manyheads.quoting import shown
 from manyheads.spec.norms import Norm
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyheads.errors import SpecError
 from manyheads.ops.arguments import check_positions
-from manyheads.ops.request import wide
+from manyheads.ops.precision import wide
 from manyheads.quoting import shown
 from manyheads.spec.positions import (
     DynamicScaling,

@@ -1,7 +1,7 @@
 """Softmax attention through torch's `scaled_dot_product_attention`, where that computes the same function.
 
-Where it would not (softcap, sinks, a mask too large to write down), the tiled form takes the call, so `attention` is
-right either way; `supports` says which and why. torch's causal flag is aligned top-left, ours bottom-right, so the flag
+Where it would not (softcap, sinks, a mask too large to write down), `attention` goes to the tiled form; `supports` says
+where and why. torch's causal flag is aligned top-left, ours bottom-right, so the flag
 is used only where both coincide (case O12).
 """
 
@@ -14,10 +14,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from manyheads.ops import tiled
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.bias import Additive
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.predicates import Band, Causal, Chunk, Everything, Visible, Window
-from manyheads.ops.request import Request, pairs, request
 
-__all__ = ["LARGEST_MASK_ELEMENTS", "attention", "exported_zeros", "supports"]
+__all__ = ["LARGEST_MASK_ELEMENTS", "attention", "exported_zeros", "run", "supports"]
 
 LARGEST_MASK_ELEMENTS = 2**24  # 4,096 queries by 4,096 keys: 16 MiB as booleans
 
@@ -36,81 +36,56 @@ def attention(
     offset: int | Tensor | None = None,
 ) -> Tensor:
     """`softmax.attention`, same equation and arguments, by the fastest way torch has (its dropout draws otherwise)."""
-    asked = request(
+    call = AttentionCall.checked(
         q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout, offset=offset
     )
-    if not _answer(q, k, v, asked):
-        return tiled.attention(
-            q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout,
-            offset=offset,
-        )  # type: ignore[return-value]  # fmt: skip
-    flag = _flag(q, k, asked)
-    mask = None if flag else _mask(q, k, asked)
+    return run(call) if supports(call) else tiled.run(call)
+
+
+def run(call: AttentionCall) -> Tensor:
+    """The output (b, h, t, v) of a call that is supported."""
+    flag = _flag(call)
+    mask = None if flag else _mask(call)
     out = scaled_dot_product_attention(
-        _even(q), _even(k), _even(v), attn_mask=mask, dropout_p=dropout, is_causal=flag, scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        _even(call.q), _even(call.k), _even(call.v), attn_mask=mask, dropout_p=call.dropout, is_causal=flag,
+        scale=call.scale, enable_gqa=call.q.shape[1] != call.k.shape[1],
     )  # fmt: skip
-    return out if mask is None else exported_zeros(out, mask, asked, q, k)
+    return out if mask is None else exported_zeros(out, mask, call)
 
 
-def exported_zeros(out: Tensor, mask: Tensor, asked: Request, q: Tensor, k: Tensor) -> Tensor:
+def exported_zeros(out: Tensor, mask: Tensor, call: AttentionCall) -> Tensor:
     """`out` with zeros in the rows that `mask` leaves without a key, said in so many words where a graph is exported: what
     runs it need not know torch's rule (ONNX before opset 23 has the mean of the values there, or NaN).
     """
-    if not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()) or _sees_itself(asked, q, k):
+    if not (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()) or _sees_itself(call):
         return out
     seen = (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-1, keepdim=True)
     return torch.where(seen, out, 0.0)
 
 
-def _sees_itself(asked: Request, q: Tensor, k: Tensor) -> bool:
+def _sees_itself(call: AttentionCall) -> bool:
     """Whether no row can be empty: as many keys as queries, under a mask of positions, which shows each its own."""
-    whole = isinstance(asked.visible, Causal | Window | Band | Chunk | Everything) and not isinstance(
-        asked.bias, Tensor
-    )
-    return whole and not isinstance(asked.offset, Tensor) and _square(asked.offset, q, k)
+    whole = isinstance(call.visible, Causal | Window | Band | Chunk | Everything) and not isinstance(call.bias, Tensor)
+    return whole and call.is_square
 
 
-def _square(offset: int, q: Tensor, k: Tensor) -> bool:
-    # as a branch, so that torch.compile sees a bool where sizes are symbols
-    return True if offset == 0 and q.shape[2] == k.shape[2] else False  # noqa: SIM210
-
-
-def supports(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    visible: Visible | Tensor | None = None,
-    bias: Tensor | Additive | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    offset: int | Tensor | None = None,
-) -> Answer:
-    """Whether torch's function computes this call, or No(reason): then `attention` goes to the tiled form."""
-    asked = request(
-        q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout, offset=offset
-    )
-    return _answer(q, k, v, asked)
-
-
-def _answer(q: Tensor, k: Tensor, v: Tensor, asked: Request) -> Answer:
-    if asked.softcap is not None:
+def supports(call: AttentionCall) -> Answer:
+    """Whether torch's function computes this call, or No(reason)."""
+    q, k, v = call.q, call.k, call.v
+    if call.softcap is not None:
         return No("torch's SDPA has no softcap")
-    if asked.sinks is not None:
+    if call.sinks is not None:
         return No("torch's SDPA has no sinks")
     if not q.numel() or not k.numel() or not v.numel():
         return No("there are no tokens")
-    if isinstance(asked.bias, Tensor) and not _keeps(asked.bias.dtype, q):
-        return No("torch's SDPA would round a {} bias to {}", asked.bias.dtype, q.dtype)
-    if isinstance(asked.bias, Additive) and not _keeps(torch.float32, q):
+    if isinstance(call.bias, Tensor) and not _keeps(call.bias.dtype, q):
+        return No("torch's SDPA would round a {} bias to {}", call.bias.dtype, q.dtype)
+    if isinstance(call.bias, Additive) and not _keeps(torch.float32, q):
         return No("torch's SDPA would round a bias of positions to {}", q.dtype)
     queries, keys = q.shape[2], k.shape[2]
     # a graph is one for all lengths, and tiles would be a graph for each number of them
     large = not torch.compiler.is_compiling() and queries * keys > LARGEST_MASK_ELEMENTS
-    if large and not _flag(q, k, asked) and not _unmasked(q, k, asked):
+    if large and not _flag(call) and not _unmasked(call):
         text = "the mask would have to be written down: {} x {} = {} elements a head"
         return No(text, queries, keys, queries * keys)
     return Yes()
@@ -122,39 +97,37 @@ def _keeps(dtype: torch.dtype, q: Tensor) -> bool:
     return dtype == q.dtype or narrow or (dtype == torch.float32 and q.device.type == "cpu")
 
 
-def _flag(q: Tensor, k: Tensor, asked: Request) -> bool:
+def _flag(call: AttentionCall) -> bool:
     """Whether torch's own causal flag says all there is to say: as many queries as keys, from the start."""
-    if asked.bias is not None or not isinstance(asked.visible, Causal) or isinstance(asked.offset, Tensor):
-        return False
-    return _square(asked.offset, q, k)
+    return call.bias is None and isinstance(call.visible, Causal) and call.is_square
 
 
-def _unmasked(q: Tensor, k: Tensor, asked: Request) -> bool:
+def _unmasked(call: AttentionCall) -> bool:
     """Whether every query sees every key, which positions alone can tell: one new token under a causal mask."""
-    if asked.bias is not None:
+    if call.bias is not None:
         return False
-    if isinstance(asked.visible, Everything):
+    if isinstance(call.visible, Everything):
         return True
-    if isinstance(asked.offset, Tensor):
+    if isinstance(call.offset, Tensor):
         return False
-    return asked.visible.block(asked.offset, asked.offset + q.shape[2] - 1, 0, k.shape[2] - 1) is True
+    return call.visible.block(call.offset, call.offset + call.q.shape[2] - 1, 0, call.k.shape[2] - 1) is True
 
 
-def _mask(q: Tensor, k: Tensor, asked: Request) -> Tensor | None:
+def _mask(call: AttentionCall) -> Tensor | None:
     """What torch calls attn_mask: None, booleans (True = may attend, as here), or the bias with -inf where not visible."""
-    if _unmasked(q, k, asked):
+    if _unmasked(call):
         return None
-    shape = (q.shape[2], k.shape[2])
-    at = pairs(asked, q, rows=slice(0, shape[0]), columns=slice(0, shape[1]))
-    everything = isinstance(asked.visible, Everything)
-    seen = asked.visible.tile(at)
-    if asked.bias is None:
+    q = call.q
+    shape, at = (q.shape[2], call.k.shape[2]), call.all_pairs()
+    everything = isinstance(call.visible, Everything)
+    seen = call.visible.tile(at)
+    if call.bias is None:
         return seen.expand(*seen.shape[:2], *shape)
-    if isinstance(asked.bias, Tensor):
-        keep = torch.finfo(asked.bias.dtype).bits >= torch.finfo(q.dtype).bits
-        bias = asked.bias if keep else asked.bias.to(q.dtype)
+    if isinstance(call.bias, Tensor):
+        keep = torch.finfo(call.bias.dtype).bits >= torch.finfo(q.dtype).bits
+        bias = call.bias if keep else call.bias.to(q.dtype)
     else:
-        bias = asked.bias.tile(at, q.dtype if q.dtype == torch.float64 else torch.float32)
+        bias = call.bias.tile(at, q.dtype if q.dtype == torch.float64 else torch.float32)
     if not everything:
         bias = torch.where(seen, bias, -torch.inf)
     bias = bias[(None,) * (4 - bias.dim())]

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from manyheads.errors import SpecError
 from manyheads.ops import dropout as drop
+from manyheads.ops.answer import Answer, Yes
 from manyheads.ops.bias import Additive
+from manyheads.ops.call import AttentionCall
+from manyheads.ops.layout import group, ranked, ungroup
+from manyheads.ops.precision import in_full, wide
 from manyheads.ops.predicates import Everything, Visible
-from manyheads.ops.request import Request, group, in_full, pairs, ranked, request, ungroup, wide
 from manyheads.quoting import shown
 
-__all__ = ["STAGES", "attention", "block", "probabilities", "scores"]
+__all__ = ["STAGES", "attention", "block", "logits", "probabilities", "run", "run_with_weights", "scores", "supports"]
 
 STAGES = ("scaled", "capped", "masked", "probabilities")
 
@@ -53,18 +56,32 @@ def attention(
     What is not visible must still be finite: zero times NaN is NaN. Source: arXiv 1706.03762, section 3.2.1;
     grouped heads 2305.13245.
     """
-    asked = request(
+    call = AttentionCall.checked(
         q, k, v, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=dropout, offset=offset
     )
-    weights = probabilities(_masked(_capped(_scaled(q, k, asked), asked), q, k, asked), sinks)
-    mixed = weights
-    if dropout:
-        seed = drop.seed(q.device)
-        at = pairs(asked, q, rows=slice(0, q.shape[2]), columns=slice(0, k.shape[2]))
-        mixed = weights * drop.factor(seed, at, share=dropout, dtype=weights.dtype)
+    return run_with_weights(call) if return_weights else run(call)
+
+
+def supports(call: AttentionCall) -> Answer:  # noqa: ARG001 - a backend is asked
+    """Yes: every call."""
+    return Yes()
+
+
+def run(call: AttentionCall) -> Tensor:
+    """The output (b, h, t, v) of a call."""
+    return run_with_weights(call)[0]
+
+
+def run_with_weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """The output (b, h, t, v), and the probabilities before dropout (b, h, t, s)."""
+    q, v = call.q, call.v
+    weights = probabilities(_masked(_capped(_scaled(q, call.k, call.scale), call), call), call.sinks)
+    kept = weights
+    if call.dropout:
+        kept = weights * drop.factor(drop.seed(q.device), call.all_pairs(), share=call.dropout, dtype=weights.dtype)
     with in_full(q):
-        out = ungroup(group(mixed, k.shape[1]) @ v.to(weights.dtype), q.shape[1]).to(q.dtype)
-    return (out, weights.to(q.dtype)) if return_weights else out
+        out = ungroup(group(kept, v.shape[1]) @ v.to(weights.dtype), q.shape[1]).to(q.dtype)
+    return out, weights.to(q.dtype)
 
 
 def scores(
@@ -79,38 +96,45 @@ def scores(
     sinks: Tensor | None = None,
     offset: int | Tensor | None = None,
 ) -> Tensor:
-    """The logits (b, h, t, s) on their way: "scaled", then "capped", then "masked" (bias added, -inf where not visible),
-    then "probabilities" (zeros where a query sees nothing). ONNX Attention's score output, modes 0 to 3.
+    """The logits (b, h, t, s) of q (b, h, t, q) and k (b, k, s, q) on their way: "scaled", then "capped", then "masked" (bias
+    added, -inf where not visible), then "probabilities" (zeros where a query sees nothing). ONNX Attention's score output,
+    modes 0 to 3.
     """
     if stage not in STAGES:
         raise SpecError(f"stage must be one of {', '.join(STAGES)}; found {shown(stage)}")
-    asked = request(
-        q, k, k, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, dropout=0.0, offset=offset
+    return logits(
+        AttentionCall.checked(
+            q, k, k, scale=scale, visible=visible, bias=bias, softcap=softcap, sinks=sinks, offset=offset
+        ),
+        stage,
     )
-    logits = _scaled(q, k, asked)
+
+
+def logits(call: AttentionCall, stage: str) -> Tensor:
+    """`scores` of a call, (b, h, t, s)."""
+    found = _scaled(call.q, call.k, call.scale)
     if stage != "scaled":
-        logits = _capped(logits, asked)
+        found = _capped(found, call)
     if stage in ("masked", "probabilities"):
-        logits = _masked(logits, q, k, asked)
+        found = _masked(found, call)
     if stage == "probabilities":
-        logits = probabilities(logits, sinks)
-    return logits.to(q.dtype)
+        found = probabilities(found, call.sinks)
+    return found.to(call.q.dtype)
 
 
-def block(q: Tensor, k: Tensor, asked: Request, *, rows: slice, columns: slice) -> Tensor:
+def block(call: AttentionCall, rows: slice, columns: slice) -> Tensor:
     """The probabilities (b, h, rows, columns) of some queries, in float32 or wider; the keys outside `columns` must be
     invisible to all of them."""
-    chosen = q[:, :, rows]
-    logits = _capped(_scaled(chosen, k[:, :, columns], asked), asked)
-    at = pairs(asked, q, rows=rows, columns=columns)
-    if isinstance(asked.bias, Tensor):
-        bias = ranked(asked.bias)
-        logits = logits + bias[:, :, rows if bias.shape[2] != 1 else slice(None), columns].to(logits.dtype)
-    elif asked.bias is not None:
-        logits = logits + asked.bias.tile(at, logits.dtype)
-    if not isinstance(asked.visible, Everything):
-        logits = torch.where(asked.visible.tile(at), logits, -torch.inf)
-    return probabilities(logits, asked.sinks)
+    found = _capped(_scaled(call.q[:, :, rows], call.k[:, :, columns], call.scale), call)
+    at = call.pairs(rows, columns)
+    if isinstance(call.bias, Tensor):
+        bias = ranked(call.bias)
+        found = found + bias[:, :, rows if bias.shape[2] != 1 else slice(None), columns].to(found.dtype)
+    elif call.bias is not None:
+        found = found + call.bias.tile(at, found.dtype)
+    if not isinstance(call.visible, Everything):
+        found = torch.where(call.visible.tile(at), found, -torch.inf)
+    return probabilities(found, call.sinks)
 
 
 def probabilities(logits: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -131,21 +155,21 @@ def probabilities(logits: Tensor, sinks: Tensor | None = None) -> Tensor:
     return powers / torch.where(total == 0, 1.0, total)
 
 
-def _scaled(q: Tensor, k: Tensor, asked: Request) -> Tensor:
+def _scaled(q: Tensor, k: Tensor, scale: float) -> Tensor:
     compute = wide(q.dtype)
     with in_full(q):
-        return ungroup(group(q.to(compute) * asked.scale, k.shape[1]) @ k.to(compute).mT, q.shape[1])
+        return ungroup(group(q.to(compute) * scale, k.shape[1]) @ k.to(compute).mT, q.shape[1])
 
 
-def _capped(logits: Tensor, asked: Request) -> Tensor:
-    return logits if asked.softcap is None else asked.softcap * torch.tanh(logits / asked.softcap)
+def _capped(logits: Tensor, call: AttentionCall) -> Tensor:
+    return logits if call.softcap is None else call.softcap * torch.tanh(logits / call.softcap)
 
 
-def _masked(logits: Tensor, q: Tensor, k: Tensor, asked: Request) -> Tensor:
-    at = pairs(asked, q, rows=slice(0, q.shape[2]), columns=slice(0, k.shape[2]))
-    if asked.bias is not None:
-        bias = asked.bias if isinstance(asked.bias, Tensor) else asked.bias.tile(at, logits.dtype)
+def _masked(logits: Tensor, call: AttentionCall) -> Tensor:
+    at = call.all_pairs()
+    if call.bias is not None:
+        bias = call.bias if isinstance(call.bias, Tensor) else call.bias.tile(at, logits.dtype)
         logits = logits + bias.to(logits.dtype)
-    if isinstance(asked.visible, Everything):
+    if isinstance(call.visible, Everything):
         return logits
-    return torch.where(asked.visible.tile(at), logits, -torch.inf)
+    return torch.where(call.visible.tile(at), logits, -torch.inf)

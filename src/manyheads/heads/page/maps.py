@@ -18,8 +18,8 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.attention_modules import AttentionModule, ModuleIndex
 from manyheads.models.door.door import Call, opened
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import widened
-from manyheads.ops.request import Request, request
 from manyheads.ops.softmax import block
 
 __all__ = [
@@ -218,8 +218,7 @@ def _layer_maps(call: Call, module: AttentionModule, shape: MapShape) -> LayerMa
     (_, h, t, _), s = q.shape, k.shape[2]
     if max(t, s) > MOST_TOKENS:
         raise ManyheadsError(f"{max(t, s):,} tokens: maps name keys by 16 bits; valid: at most {MOST_TOKENS:,} tokens")
-    options = {name: value for name, value in call.options.items() if name != "dropout"}
-    asked = request(q, k, k, dropout=0.0, offset=None, **options)
+    asked = AttentionCall.checked(q, k, k, **call.options)
     rows = _rows(t, shape.rows)
     kept = min(shape.keys, max(s - 1, 1))
     size_q, size_k = -(-t // shape.blocks), -(-s // shape.blocks)
@@ -228,7 +227,7 @@ def _layer_maps(call: Call, module: AttentionModule, shape: MapShape) -> LayerMa
     strongest = torch.zeros(h, len(rows), kept, dtype=torch.int32)
     weights = torch.zeros(h, len(rows), kept)
     for tile in _tiles(h, t, s, size_q):
-        seen = _weights(q, k, asked, tile)  # (h, rows, keys up to the last that any of them sees)
+        seen = _weights(asked, tile)  # (h, rows, keys up to the last that any of them sees)
         first[:, tile] = seen[:, :, 0]
         seen[:, :, 0] = 0
         grid[:, tile.start // size_q, : -(-seen.shape[2] // size_k)] += _by_block(seen, size_k).sum(1)
@@ -264,15 +263,15 @@ def _tiles(heads: int, queries: int, keys: int, block: int) -> Iterator[slice]:
         yield from (slice(at, min(at + most, stop)) for at in range(start, stop, most))
 
 
-def _weights(q: Tensor, k: Tensor, asked: Request, rows: slice) -> Tensor:
+def _weights(asked: AttentionCall, rows: slice) -> Tensor:
     """Probabilities (h, rows, keys) of some queries of the one sequence; keys after the last that is seen are left out."""
-    keys = k.shape[2]
+    keys = asked.k.shape[2]
     first = int(asked.offset) + rows.start
     last = first + rows.stop - rows.start
     stop = keys
     if 0 < last < keys and asked.visible.block(first, last - 1, last, keys - 1) is False:
         stop = last
-    return block(q, k, asked, rows=rows, columns=slice(0, stop))[0]
+    return block(asked, rows, slice(0, stop))[0]
 
 
 def _by_block(seen: Tensor, size: int) -> Tensor:

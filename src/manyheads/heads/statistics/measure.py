@@ -26,8 +26,8 @@ from manyheads.heads.statistics.scan_backend import select_scan
 from manyheads.heads.statistics.streaming import Sums, stream
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, opened
+from manyheads.ops.precision import in_full
 from manyheads.ops.predicates import PerHead, Visible
-from manyheads.ops.request import in_full
 from manyheads.ops.score_rows import SequenceView, lane_padded
 from manyheads.quoting import shown
 

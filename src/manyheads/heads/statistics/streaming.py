@@ -16,8 +16,8 @@ from torch import Tensor
 from manyheads.models.door.call import Call
 from manyheads.ops import score_rows as fields
 from manyheads.ops.deferred import widened
+from manyheads.ops.precision import wide
 from manyheads.ops.predicates import Causal, Visible, Window, grid
-from manyheads.ops.request import wide
 from manyheads.ops.score_rows import Bounds, Rows, SequenceView, init_rows, mask_logits, scan
 
 __all__ = ["Scan", "Sums", "stream"]

@@ -12,6 +12,7 @@ from manyheads.models.door.call import Call
 from manyheads.models.door.decode import KERNEL
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.answer import No, Yes
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import widened
 from manyheads.quoting import shown
 
@@ -58,7 +59,7 @@ def pick(call: Call) -> Taken:
     kernel = KERNEL.supports(call) if in_graph else KERNEL.pays(call)
     if isinstance(kernel, Yes):
         return Taken("kernel")
-    other = sdpa.supports(call.q, call.k, call.v, **call.options)
+    other = sdpa.supports(AttentionCall.checked(call.q, call.k, call.v, **call.options))
     if isinstance(other, Yes):
         return Taken("sdpa", kernel)
     if in_graph:

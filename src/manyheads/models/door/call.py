@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from manyheads.errors import BackendError, ManyheadsError, SpecError
 from manyheads.ops import arguments, masks, softmax
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import Handed, widened
+from manyheads.ops.precision import as_autocast
 from manyheads.ops.predicates import Visible
-from manyheads.ops.request import as_autocast, request
 from manyheads.quoting import shown
 
 __all__ = ["EVERYTHING", "Call", "read_call"]
@@ -108,11 +109,8 @@ class Call:
         (_, h, t, _), s = self.q.shape, k.shape[2]
         chosen = _within(range(h) if heads is None else heads, h, "heads", self.path)
         rows = _within(range(t) if queries is None else queries, t, "queries", self.path)
-        asked = request(self.q, k, k, dropout=0.0, offset=None, **options)
-        parts = [
-            softmax.block(self.q, k, asked, rows=run, columns=slice(0, s))[:, chosen].to(self.q.dtype)
-            for run in _runs(rows)
-        ]
+        call = AttentionCall.checked(self.q, k, k, **options)
+        parts = [softmax.block(call, run, slice(0, s))[:, chosen].to(self.q.dtype) for run in _runs(rows)]
         return torch.cat(parts, 2)
 
 
