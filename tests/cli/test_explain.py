@@ -86,7 +86,7 @@ def test_a_running_model_takes_them(name: str, tmp_path: Path, capsys: pytest.Ca
         with torch.no_grad(), opened(model) as door:
             for step in (ids[:, :29], ids[:, 29:]):
                 model(step, cache=cache, use_cache=True)
-                taken.append({how.name for how in door.taken.values()})
+                taken.append({how.name for how in door.selected.values()})
     finally:
         manyheads.disable()
     assert set(paths(answer, "decode")) == taken[1]

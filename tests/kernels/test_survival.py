@@ -192,13 +192,12 @@ found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "numba" else found(name, *more)
 sys.modules["numba"] = None
 import torch
-from torch import nn
-from manyheads.models.door.call import Call
-from manyheads.models.door.backends import FORMS, pick
+from manyheads.layer.backends import attend, select
+from manyheads.ops.call import AttentionCall
 q, k = torch.randn(1, 32, 1, 64), torch.randn(1, 8, 4096, 64)
-call = Call(nn.Identity(), "", -1, q, k, k, 0.1)
-taken = pick(call)
-print(json.dumps([taken.name, taken.reason, list(FORMS["auto"](call).shape)]))
+call = AttentionCall.checked(q, k, k, scale=0.1)
+selected = select(call)
+print(json.dumps([selected.name, selected.reason, list(attend(call).shape)]))
 """
     done = python("-c", rest, env={**os.environ, "PYTHONPATH": str(SOURCE.parent)})
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from manyheads.layer import latent  # noqa: E402
+from manyheads.layer.backends import is_absorption_profitable  # noqa: E402
 from manyheads.ops import latent as forms  # noqa: E402
 from manyheads.spec import AttentionSpec  # noqa: E402
 from support.attention_layers import SPECS, cached, layer, tokens  # noqa: E402
@@ -27,12 +27,12 @@ V3 = AttentionSpec.mla(7168, 128, rank=512, nope_dim=128, rope_dim=64, v_head_di
     ],
 )
 def test_it_absorbs_below_the_crossover(count: int, keys: int, absorbs: bool) -> None:
-    assert latent.absorbs(V3, count, keys) is absorbs
+    assert is_absorption_profitable(V3.kv, count, keys) is absorbs
 
 
 def test_a_latent_narrower_than_its_heads_is_always_scored_itself() -> None:
     spec = AttentionSpec.mla(64, 4, rank=8, nope_dim=8, rope_dim=4, v_head_dim=8)
-    assert latent.absorbs(spec, 100, 100)
+    assert is_absorption_profitable(spec.kv, 100, 100)
 
 
 def test_decoding_absorbs_and_prefill_expands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from manyheads.errors import SpecError  # noqa: E402
-from manyheads.layer import multihead_forward  # noqa: E402
+from manyheads.layer import backends  # noqa: E402
 from manyheads.layer.multihead import MultiheadAttention, multi_head_attention_forward  # noqa: E402
+from manyheads.ops import sdpa  # noqa: E402
 from support.peak_memory import PEAK_BYTES  # noqa: E402
 
 either_way = pytest.mark.parametrize("need_weights", [True, False])
@@ -43,7 +44,8 @@ def dropped_weights(scores, share, *, need_weights, training=True):
 @pytest.mark.parametrize("form", ["with weights", "torch's", "tile by tile"])
 def test_dropout_drops_its_share_and_keeps_the_expectation(form, monkeypatch) -> None:
     if form == "tile by tile":
-        monkeypatch.setattr(multihead_forward, "_LARGEST_DROPPED_ELEMENTS", 0)
+        monkeypatch.setattr(sdpa, "LARGEST_DROPPED_ELEMENTS", 0)
+        monkeypatch.setattr(backends, "_LARGEST_PLAIN_ELEMENTS", 0)
     need_weights, share = form == "with weights", 0.25
     torch.manual_seed(0)
     scores = torch.randn(60, 60, dtype=torch.float64)

@@ -16,10 +16,10 @@ from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 
 import manyheads
 from manyheads.errors import BackendError
+from manyheads.layer import backends
 from manyheads.models.caches.hybrid import HybridLayer
 from manyheads.models.caches.layers import FullLayer, WindowLayer
-from manyheads.models.door import absorbed_mla as latent_seam
-from manyheads.models.door import decode as decode_form
+from manyheads.models.door import absorbed_mla
 from manyheads.models.door.door import opened
 from manyheads.models.enable import CACHE_DTYPES
 from manyheads.ops import deferred as handed
@@ -48,7 +48,7 @@ def _disabled_afterwards() -> Iterator[None]:
 @pytest.fixture
 def always_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """However short the context."""
-    monkeypatch.setattr(decode_form, "_long_enough", lambda _: Yes())
+    monkeypatch.setattr(backends, "_is_long_enough", lambda *_: Yes())
 
 
 def prompts(name: str, *, batch: int = 2, tokens: int = 9) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def test_through_the_kernel(name: str) -> None:
     for wanted, (each, options) in zip(expected, calls, strict=True):
         with opened(model) as door:
             assert torch.equal(write(model, each, **options), wanted), options
-        taken = {path: how.name for path, how in door.taken.items() if "encoder" not in path}
-        assert set(taken.values()) == {"kernel"}, door.taken
+        selected = {path: how.name for path, how in door.selected.items() if "encoder" not in path}
+        assert set(selected.values()) == {"kernel"}, door.selected
 
 
 @pytest.mark.usefixtures("always_kernel")
@@ -215,19 +215,19 @@ def test_not_taken_away_while_a_door_is_open() -> None:
 
 
 class TestLatents:
-    """MLA through the seam."""
+    """MLA through the absorbed-MLA patch."""
 
     def test_decode_absorbs_and_prefill_expands(self) -> None:
         model, ids = build("deepseek_v3"), inputs("deepseek_v3", tokens=12)["input_ids"]
         exact = rounding.model(model, {"input_ids": ids})
         model.set_attn_implementation("eager")
-        with latent_seam.absorbing(model), opened(model) as door:
+        with absorbed_mla.absorbed_mla(model), opened(model) as door:
             cache = manyheads.cache(model)
             first = logits(model, {"input_ids": ids[:, :8]}, cache=cache)
-            assert {how.name for how in door.taken.values()} == {"sdpa"}
-            assert "nothing is cached yet" in next(iter(door.taken.values())).reason
+            assert {how.name for how in door.selected.values()} == {"sdpa"}
+            assert "nothing is cached yet" in next(iter(door.selected.values())).reason
             rest = [logits(model, {"input_ids": ids[:, at : at + 2]}, cache=cache) for at in (8, 10)]
-            assert {how.name for how in door.taken.values()} == {"kernel"}
+            assert {how.name for how in door.selected.values()} == {"kernel"}
         assert exact.holds(torch.cat([first, *rest], 1))
         assert not any("expand_kv" in module.__dict__ for module in model.modules())
 
@@ -273,7 +273,7 @@ class TestLatents:
         model(**batch)[0].square().mean().backward()
         expected = model.model.layers[0].self_attn.kv_b_proj.weight.grad.clone()
         model.zero_grad()
-        with latent_seam.absorbing(model), opened(model):
+        with absorbed_mla.absorbed_mla(model), opened(model):
             model(**batch)[0].square().mean().backward()
         assert torch.allclose(model.model.layers[0].self_attn.kv_b_proj.weight.grad, expected, rtol=1e-3, atol=1e-6)
 
@@ -282,11 +282,11 @@ class TestLatents:
         attention = model.model.layers[1].self_attn
         attention.kv_b_proj = torch.nn.Sequential(attention.kv_b_proj)
         with pytest.raises(BackendError, match=r"layers.1.self_attn: kv_b_proj is a Sequential, .* at each step"):
-            latent_seam.open_seams(model)
+            absorbed_mla.patch(model)
         assert not any("expand_kv" in module.__dict__ for module in model.modules())
         with (
             pytest.raises(BackendError, match="no attention that keeps latents"),
-            latent_seam.absorbing(build("llama")),
+            absorbed_mla.absorbed_mla(build("llama")),
         ):
             pass
 
@@ -295,7 +295,7 @@ class TestLatents:
         attention = model.model.layers[0].self_attn
         own = type(attention).expand_kv
         monkeypatch.setattr(type(attention), "expand_kv", lambda self, c, r: own(self, c.tanh(), r))
-        assert "is not [W_k c ; r]" in latent_seam.seam_refusal(attention)
+        assert "is not [W_k c ; r]" in absorbed_mla.patch_refusal(attention)
 
     def test_enabled_says_so_once_and_goes_on(self) -> None:
         model, batch = build("deepseek_v3"), prompts("deepseek_v3")

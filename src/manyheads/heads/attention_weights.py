@@ -94,7 +94,7 @@ def _attention_weights(call: Call, batch: Batch, stack: str) -> AttentionWeights
             f"{call.path}: attention of {t} queries over {s} keys in {b} sequences, where the tokens are "
             f"{tuple(query_ids.shape)} over {tuple(key_ids.shape)}: heads cannot be read against tokens"
         )
-    visible = call.visible
+    visible = call.mask
     if visible is None:
         visible = weights.new_ones((1, 1, t, s), dtype=torch.bool)
     elif not isinstance(visible, Tensor):

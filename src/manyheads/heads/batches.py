@@ -247,8 +247,8 @@ def packed(given: Mapping[str, Any], begin: str = "") -> Tensor | None:
 
 def are_separate(call: Call, begins: Tensor) -> bool:
     """Whether no query sees a key of another text of its row: not every model takes positions for a sign of packing."""
-    if not isinstance(call.visible, Tensor):
+    if not isinstance(call.mask, Tensor):
         return False
-    text = begins.to(call.visible.device).cumsum(-1)
+    text = begins.to(call.mask.device).cumsum(-1)
     across = text[:, None, -call.q.shape[2] :, None] != text[:, None, None, :]
-    return not bool((call.visible & across).any())
+    return not bool((call.mask & across).any())

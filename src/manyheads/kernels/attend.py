@@ -40,6 +40,8 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> Answer:
         return No("{} query heads are not a multiple of {} key/value heads", q.shape[1], k.shape[1])
     if not (q.is_cpu and k.is_cpu and v.is_cpu):
         return No("the kernels run on a CPU, these tensors are on {}, {} and {}", q.device, k.device, v.device)
+    if not (torch.compiler.is_compiling() or all(arguments.is_readable(x) for x in (q, k, v))):
+        return No("the kernels read memory, and a mode or a transform of torch stands before these tensors")
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return No("the kernels have no backward pass")
     if k.dtype not in _KINDS or v.dtype != k.dtype:

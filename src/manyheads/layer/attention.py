@@ -89,7 +89,8 @@ class Attention(nn.Module):
         kv            keys and values from another layer's `keep`: needed where the spec borrows
         need_weights  "none", "heads" (b, h, t, s) or "mean" (b, t, s); s = what the cache returned
         dropout       share of the probabilities dropped; give 0 when not training
-        backend       "auto", "plain", "tiled" or "sdpa": which form of softmax attention runs
+        backend       "auto", "kernel", "plain", "tiled" or "sdpa" (`layer.backends`): what computes softmax attention where it
+                      computes this call
         form          latent: "auto" (by query length), "expanded", "absorbed"; linear: "auto", "recurrent", "chunked",
                       "quadratic"
 
@@ -153,16 +154,17 @@ class Attention(nn.Module):
         core = Core(
             backend=call.backend,
             want_weights=call.need_weights != "none",
-            bias=placing.added_bias(spec, place, kept, bias=call.bias, table=call.table, count=count),
-            softcap=spec.softcap,
-            sinks=self.sinks if spec.sinks else None,
-            dropout=call.dropout,
-        )
+            terms={
+                "scale": spec.scale, "visible": seen, "offset": place.offset, "softcap": spec.softcap,
+                "bias": placing.added_bias(spec, place, kept, bias=call.bias, table=call.table, count=count),
+                "sinks": self.sinks if spec.sinks else None, "dropout": call.dropout,
+            },
+        )  # fmt: skip
         if isinstance(spec.kv, Heads):
             q, k, v = as_autocast(heads.queries(self, x, turned), kept.keys, kept.values)
-            mixed = core(q, k, v, scale=spec.scale, visible=seen, offset=place.offset)
+            mixed = core(q, k, v)
         else:
-            mixed = latent.attend(self, x, kept, core, turned=turned, visible=seen, place=place, form=call.form)
+            mixed = latent.attend(self, x, kept, core, turned=turned, form=call.form)
         return mixed, core.weights
 
     def _linear(self, call: door.Call) -> Tensor:

@@ -1,4 +1,4 @@
-"""The middle of a softmax layer: one call of attention by the form that was asked for, everything but q, k, v bound."""
+"""The middle of a softmax layer: one call of attention by the backend that was asked for, everything but q, k, v bound."""
 
 from __future__ import annotations
 
@@ -8,98 +8,58 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from manyheads.ops import sdpa, softmax, tiled
-from manyheads.ops.bias import Additive
+from manyheads.layer.backends import attend, run, select
+from manyheads.ops import sdpa, softmax
 from manyheads.ops.call import AttentionCall
-from manyheads.ops.predicates import Visible
 
-__all__ = ["BACKENDS", "Core"]
+__all__ = ["Core"]
 
 _ONNX_FLOAT = 1  # ONNX's number for float32
-BACKENDS = ("auto", "plain", "tiled", "sdpa")
 
 
 class Core:
-    """Attention on (b, h, t, q), (b, k, s, q), (b, k, s, v), called as the latent forms call it.
+    """Attention (b, h, t, v) on (b, h, t, q), (b, k, s, q), (b, k, s, v), called as the latent forms call it.
 
-    "auto": written out where weights are wanted, else torch's SDPA where it computes the same function, else tiles (in a
-    compiled graph written out, which the compiler fuses). `weights` holds the probabilities of the call, if wanted.
+    `terms` are the keyword arguments of `AttentionCall.checked`. `weights` holds the probabilities of the call, if wanted:
+    then it is written out.
     """
 
-    def __init__(
-        self,
-        *,
-        backend: str,
-        want_weights: bool,
-        bias: Tensor | Additive | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-        dropout: float,
-    ) -> None:
-        self.want_weights = want_weights
+    def __init__(self, *, backend: str, want_weights: bool, terms: dict[str, Any]) -> None:
+        self.want_weights, self.terms = want_weights, terms
         self.weights: Tensor | None = None
-        self._form = _form(backend, capped=softcap is not None or sinks is not None, want_weights=want_weights)
-        self._bias, self._softcap, self._sinks = bias, softcap, sinks
-        self._bound: dict[str, Any] = {"bias": bias, "softcap": softcap, "sinks": sinks, "dropout": dropout}
+        self._backend = backend
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        visible: Visible | Tensor | None,
-        offset: int | Tensor | None,
-    ) -> Tensor:
-        if (
-            self._softcap is not None
-            and self._sinks is None
-            and not self.want_weights
-            and torch.onnx.is_in_onnx_export()
-        ):
-            return self._onnx(q, k, v, scale=scale, visible=visible, offset=offset)
-        if not self.want_weights:
-            out = self._form(q, k, v, scale=scale, visible=visible, offset=offset, **self._bound)
-            assert isinstance(out, Tensor)
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        call = AttentionCall.checked(q, k, v, **self.terms)
+        if self.want_weights:
+            out, self.weights = softmax.run_with_weights(call.materialized())
             return out
-        out, self.weights = softmax.attention(
-            q, k, v, scale=scale, visible=visible, offset=offset, return_weights=True, **self._bound
-        )
-        return out
+        if call.softcap is not None and call.sinks is None and torch.onnx.is_in_onnx_export():
+            return _as_onnx(call)
+        return attend(call, self._backend)
 
-    def _onnx(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float,
-        visible: Visible | Tensor | None,
-        offset: int | Tensor | None,
-    ) -> Tensor:
-        """ONNX's own Attention (opset 23), which knows a softcap and is the only one of torch's operators that does. Older
-        opsets take a program that torch.export made before: nothing here can know which is asked for.
-        """
-        call = AttentionCall.checked(
-            q, k, v, scale=scale, visible=visible, bias=self._bias, softcap=self._softcap, offset=offset
-        )
-        at = call.all_pairs()
-        mask = call.visible.tile(at)
-        if self._bias is not None:
-            bias = self._bias if isinstance(self._bias, Tensor) else self._bias.tile(at, q.dtype)
-            mask = torch.where(mask, bias.to(q.dtype), -torch.inf)
-        mask = mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
-        # torch's stand-in for the operator takes values to be as wide as keys: zeros change no product
-        width = max(k.shape[3], v.shape[3])
-        wide_q, wide_k, wide_v = (pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
-        out = torch.onnx.ops.attention(
-            wide_q, wide_k, wide_v, mask, scale=scale, softcap=call.softcap or 0.0, softmax_precision=_ONNX_FLOAT
-        )[0]
-        return sdpa.exported_zeros(out[..., : v.shape[3]], mask, call)
+    def by_kernel(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        """The same where the decode kernel is selected, else None."""
+        if self.want_weights:
+            return None
+        call = AttentionCall.checked(q, k, v, **self.terms)
+        return run("kernel", call) if select(call, self._backend).name == "kernel" else None
 
 
-def _form(backend: str, *, capped: bool, want_weights: bool) -> Any:
-    if backend == "plain" or want_weights or (backend == "auto" and capped and torch.compiler.is_compiling()):
-        return softmax.attention
-    return tiled.attention if backend == "tiled" else sdpa.attention
+def _as_onnx(call: AttentionCall) -> Tensor:
+    """ONNX's own Attention (opset 23), which knows a softcap and is the only one of torch's operators that does. Older
+    opsets take a program that torch.export made before: nothing here can know which is asked for.
+    """
+    q, k, v, at = call.q, call.k, call.v, call.all_pairs()
+    mask = call.visible.tile(at)
+    if call.bias is not None:
+        bias = call.bias if isinstance(call.bias, Tensor) else call.bias.tile(at, q.dtype)
+        mask = torch.where(mask, bias.to(q.dtype), -torch.inf)
+    mask = mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
+    # torch's stand-in for the operator takes values to be as wide as keys: zeros change no product
+    width = max(k.shape[3], v.shape[3])
+    wide_q, wide_k, wide_v = (pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
+    out = torch.onnx.ops.attention(
+        wide_q, wide_k, wide_v, mask, scale=call.scale, softcap=call.softcap or 0.0, softmax_precision=_ONNX_FLOAT
+    )[0]
+    return sdpa.exported_zeros(out[..., : v.shape[3]], mask, call)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
+from manyheads.layer.backends import NAMES as BACKENDS
 from manyheads.layer.caches import Cache, Kept, StateCache
 from manyheads.layer.caches.base import described, part_shapes
-from manyheads.layer.core import BACKENDS
 from manyheads.layer.latent import FORMS as LATENT_FORMS
 from manyheads.layer.state import FORMS as STATE_FORMS
 from manyheads.ops.arguments import check_axes, check_dropout, check_shape
@@ -95,9 +95,9 @@ def check_choices(spec: AttentionSpec, *, need_weights: str, backend: str, form:
     ):  # fmt: skip
         if value not in valid:
             raise SpecError(f"{name} must be one of {', '.join(valid)} for {to_text(spec)}; found {shown(value)}")
-    if need_weights != "none" and backend in ("tiled", "sdpa"):
+    if need_weights != "none" and backend in ("kernel", "tiled", "sdpa"):
         raise SpecError(
-            f"the {backend} form never holds the weights: need_weights {shown(need_weights)} needs plain or auto"
+            f"the {backend} backend never holds the weights: need_weights {shown(need_weights)} needs plain or auto"
         )
     check_dropout(dropout)
     if isinstance(spec.kv, State) and (need_weights != "none" or dropout or backend != "auto"):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from manyheads.cost.formulas import absorption_crossover_queries
+from manyheads.layer.backends import is_absorption_profitable
 from manyheads.layer.caches.base import Kept
 from manyheads.layer.core import Core
 from manyheads.layer.heads import Turn, projected
-from manyheads.layer.placing import Place
 from manyheads.ops import latent as forms
+from manyheads.ops.deferred import widened
 from manyheads.ops.norm import normalise
-from manyheads.ops.predicates import Visible
-from manyheads.spec import AttentionSpec, Latent
+from manyheads.ops.precision import as_autocast
+from manyheads.spec import Latent
 
-__all__ = ["FORMS", "absorbs", "attend", "kept_parts", "queries"]
+__all__ = ["FORMS", "attend", "kept_parts", "queries"]
 
 FORMS = ("auto", "expanded", "absorbed")
 
@@ -43,37 +44,29 @@ def kept_parts(layer: nn.Module, source: Tensor, turned: Turn | None) -> tuple[T
     return latent, key if turned is None else turned(key)
 
 
-def attend(
-    layer: nn.Module,
-    x: Tensor,
-    kept: Kept,
-    core: Core,
-    *,
-    turned: Turn | None,
-    visible: Visible,
-    place: Place,
-    form: str,
-) -> Tensor:
-    """Heads (b, h, t, v), expanded or absorbed."""
+def attend(layer: nn.Module, x: Tensor, kept: Kept, core: Core, *, turned: Turn | None, form: str) -> Tensor:
+    """Heads (b, h, t, v): absorbed where the kernel is the quickest, which reads the latents as they are kept; else expanded
+    or absorbed by torch, whichever takes fewer MACs."""
     nope, rotary = queries(layer, x, turned)
-    absorb = absorbs(layer.spec, x.shape[1], kept.keys.shape[2]) if form == "auto" else form == "absorbed"
+    latent, key = widened(kept.keys), widened(kept.values)
+    if form != "expanded" and not _in_graph_or_learning(layer, nope, latent, key):
+        heads = forms.Latents(latent, key, layer.k_up, layer.v_up).deferred()
+        out = core.by_kernel(*as_autocast(torch.cat((nope, rotary), -1), *heads))
+        if out is not None:
+            return out
+    absorb = form == "absorbed" or (
+        form == "auto" and is_absorption_profitable(layer.spec.kv, x.shape[1], kept.keys.shape[2])
+    )
     return (forms.absorbed if absorb else forms.expanded)(
-        nope, rotary, kept.keys[:, 0], kept.values[:, 0], layer.k_up, layer.v_up,
-        scale=layer.spec.scale, visible=visible, offset=place.offset, form=core,
+        nope, rotary, latent[:, 0], key[:, 0], layer.k_up, layer.v_up, scale=core.terms["scale"],
+        visible=core.terms["visible"], offset=core.terms["offset"], form=core,
     )  # fmt: skip
 
 
-def absorbs(spec: AttentionSpec, count: int, keys: int) -> bool:
-    """Whether scoring the latents themselves takes fewer MACs than expanding `keys` of them, for `count` queries.
-
-    t · s · H(2c - n - v) < (s - t) · c · H(n + v): for a long cache, fewer queries than the crossover [facts: F41].
-    """
-    kv = spec.kv
-    assert isinstance(kv, Latent)
-    if 2 * kv.rank <= kv.nope_dim + kv.v_head_dim:
-        return True
-    crossover = absorption_crossover_queries(kv.nope_dim, kv.v_head_dim, kv.rank)
-    return bool(count * keys < crossover * (keys - count))
+def _in_graph_or_learning(layer: nn.Module, *tensors: Tensor) -> bool:
+    """Whether heads must be made by operations of torch: in a graph, or for gradients."""
+    learned = (layer.k_up, layer.v_up, *tensors)
+    return torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(x.requires_grad for x in learned))
 
 
 def _normed(layer: nn.Module, x: Tensor, name: str) -> Tensor:

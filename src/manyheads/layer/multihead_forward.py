@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.nn.functional import dropout, linear
 
 from manyheads.errors import SpecError
+from manyheads.layer import backends
 from manyheads.layer.multihead_masks import Sizes, translate
-from manyheads.ops import sdpa, softmax, tiled
+from manyheads.ops import softmax
 from manyheads.ops.arguments import check_dropout
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.layout import shapes
 from manyheads.ops.masks import Visible
 from manyheads.ops.precision import in_full, wide
 from manyheads.spec import check
 
 __all__ = ["Given", "attend", "multi_head_attention_forward"]
-
-_LARGEST_DROPPED_ELEMENTS = 2**24  # where torch drops weights it writes them all down; beyond this, tile by tile
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +111,7 @@ def _with_weights(
 def _without_weights(
     q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, bias: Tensor | None, share: float
 ) -> Tensor:
-    elements = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-    form = tiled.attention if share and elements > _LARGEST_DROPPED_ELEMENTS else sdpa.attention
-    return form(q, k, v, scale=_scale(q), visible=visible, bias=bias, dropout=share)  # type: ignore[return-value]
+    return backends.attend(AttentionCall.checked(q, k, v, scale=_scale(q), visible=visible, bias=bias, dropout=share))
 
 
 def _scale(q: Tensor) -> float:

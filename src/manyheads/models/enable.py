@@ -28,7 +28,7 @@ def enable(*, cache: bool = False) -> None:
     """Make "manyheads" a name that `attn_implementation` and `set_attn_implementation` know; often is as good as once.
 
     Attention then runs in the decode kernels where they are the quickest, in torch's function where that computes the
-    same, and in tiles elsewhere; under torch.compile too, where one graph serves every length. MLA models get their seam at the first call (`models.door.absorbed_mla`). `cache`: also make
+    same, and in tiles elsewhere; under torch.compile too, where one graph serves every length. MLA models are patched at the first call, so that they absorb (`models.door.absorbed_mla`). `cache`: also make
     the layers of transformers' dynamic caches ours, in the model's dtype; caches that exist stay as they are.
 
     Raises BackendError where another function has the name.
@@ -36,8 +36,8 @@ def enable(*, cache: bool = False) -> None:
     from manyheads.models.door import door
 
     door.register_once()
-    if _open_seam not in door.before_call:
-        door.before_call.append(_open_seam)
+    if _patch not in door.before_call:
+        door.before_call.append(_patch)
     if cache and not _replaced:
         from transformers import cache_utils
 
@@ -49,14 +49,14 @@ def enable(*, cache: bool = False) -> None:
 
 
 def disable() -> None:
-    """Undo `enable`: the names, the cache layers, the seams. Raises BackendError while a door is open."""
+    """Undo `enable`: the names, the cache layers, the MLA patches. Raises BackendError while a door is open."""
     from manyheads.models.door import door
-    from manyheads.models.door.absorbed_mla import close_seams
+    from manyheads.models.door.absorbed_mla import unpatch
 
     door.unregister()
-    if _open_seam in door.before_call:
-        door.before_call.remove(_open_seam)
-    close_seams()
+    if _patch in door.before_call:
+        door.before_call.remove(_patch)
+    unpatch()
     if _replaced:
         from transformers import cache_utils
 
@@ -83,13 +83,13 @@ def cache(model: Any, *, dtype: str = "model") -> Any:
     return make_cache(model, dtype)
 
 
-def _open_seam(module: Any) -> None:
+def _patch(module: Any) -> None:
     """The first call of an attention that keeps latents: from the next one on it can absorb them."""
     if not hasattr(module, "kv_lora_rank") or "expand_kv" in module.__dict__:
         return
-    from manyheads.models.door.absorbed_mla import open_seam
+    from manyheads.models.door.absorbed_mla import patch_module
     from manyheads.ops.deferred import say_once
 
-    reason = open_seam(module)
+    reason = patch_module(module)
     if reason:
         say_once(f"manyheads: {type(module).__name__}: {reason}: each step expands the whole cache, as in transformers")

@@ -1,7 +1,7 @@
-"""Which path each distinct layer of a model would take through the door, and why: asked of the forms themselves.
+"""Which backend would compute each distinct layer of a model behind the door, and why: asked of the dispatcher itself.
 
 A layer's calls are made up with the sizes that it has and no memory behind them, one new token over a full cache and a whole
-prompt, and each form is asked whether it takes them, as the door would. No weights are needed; where a configuration is
+prompt, and a backend is selected for them, as the door would. No weights are needed; where a configuration is
 there, its model is built without memory to see whether its attention passes through the door at all.
 """
 
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.cost.engine_layers import window_of
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.models.door.absorbed_mla import Expanded, Latent, seams
+from manyheads.layer.backends import Selected, is_profitable, select
+from manyheads.models.door.absorbed_mla import patchable
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.backends import Taken, pick
-from manyheads.models.door.call import Call
-from manyheads.models.door.decode import KERNEL
 from manyheads.ops.bias import Alibi, alibi_slopes
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import Packed
+from manyheads.ops.latent import Latents
 from manyheads.ops.masks import causal, everything
 from manyheads.quoting import shown
 from manyheads.report.value import Column, Report, Table
@@ -37,7 +37,7 @@ __all__ = ["DTYPES", "Asked", "explain"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CACHES = {"model": "", "int8": torch.int8, **DTYPES}
-_OWN = Taken("transformers", "the model does not ask for another")
+_OWN = Selected("transformers", "the model does not ask for another")
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,25 @@ def explain(checkpoint: Checkpoint, asked: Asked) -> Report:
     for option, value, valid in (("dtype", asked.dtype, DTYPES), ("cache dtype", asked.cache_dtype, _CACHES)):
         if value not in valid:
             raise BackendError(f"{option} {shown(value)} is not one of {', '.join(valid)}")
-    passes, door, seam = _door(checkpoint)
+    passes, door, unabsorbed = _door(checkpoint)
     layers = []
     for stack in checkpoint.stack.stacks:
         distinct: Counter[AttentionSpec] = Counter()
         for block, times in stack.groups:
             for spec in block.attentions:
                 distinct[spec] += times
-        layers += [_layer(spec, times, stack.role, asked, door=passes, seam=seam) for spec, times in distinct.items()]
+        layers += [
+            _layer(spec, times, stack.role, asked, door=passes, unabsorbed=unabsorbed)
+            for spec, times in distinct.items()
+        ]
     data = {
         "schema": "manyheads.explain/1", "model": checkpoint.name, "source": checkpoint.source,
         "context_tokens": asked.context, "batch": asked.batch, "dtype": asked.dtype, "cache_dtype": asked.cache_dtype,
-        "door": {"passes": passes, "reason": door}, "latent_seam": {"open": not seam, "reason": seam}, "layers": layers,
+        "door": {"passes": passes, "reason": door}, "latent_seam": {"open": not unabsorbed, "reason": unabsorbed}, "layers": layers,
     }  # fmt: skip
     notes = [door] if door else []
-    if seam:
-        notes.append(seam)
+    if unabsorbed:
+        notes.append(unabsorbed)
     return Report(
         title=f"{checkpoint.name}: {asked.context:,} tokens cached, batch {asked.batch}, {asked.dtype}",
         tables=tuple(_tables(layers)), data=data, notes=(*notes, *checkpoint.notes),
@@ -94,7 +97,7 @@ def _door(checkpoint: Checkpoint) -> tuple[bool, str, str]:
         find_attentions(model)
     except BackendError as error:
         return False, str(error), ""
-    refused = sorted({reason for reason in seams(model).values() if reason})
+    refused = sorted({reason for reason in patchable(model).values() if reason})
     return True, "", f"MLA cannot be absorbed: {refused[0]}" if refused else ""
 
 
@@ -115,9 +118,9 @@ def _without_memory(config: Mapping[str, Any]) -> nn.Module:
 
 
 def _layer(
-    spec: AttentionSpec, times: int, role: str, asked: Asked, *, door: bool, seam: str
+    spec: AttentionSpec, times: int, role: str, asked: Asked, *, door: bool, unabsorbed: str
 ) -> dict[str, Any]:  # fmt: skip
-    decode, prefill = _decode(spec, asked, seam=seam), _prefill(spec, asked)
+    decode, prefill = _decode(spec, asked, unabsorbed=unabsorbed), _prefill(spec, asked)
     if not door:
         decode, prefill = (_OWN if each else None for each in (decode, prefill))
     return {
@@ -142,26 +145,28 @@ def _crosses(spec: AttentionSpec) -> bool:
     return isinstance(spec.source, Cross)
 
 
-def _decode(spec: AttentionSpec, asked: Asked, *, seam: str) -> Taken | None:
+def _decode(spec: AttentionSpec, asked: Asked, *, unabsorbed: str) -> Selected | None:
     """One new token; None for layers that are never asked for one."""
     if isinstance(spec.mask, Bidirectional | Band) and not _crosses(spec):
         return None
     if isinstance(spec.kv, State):
-        return Taken(
+        return Selected(
             "transformers", "linear attention keeps a state: its step is a few products, and no call of attention"
         )
     keys = min(asked.context, window_of(spec) or asked.context)
-    if isinstance(spec.kv, LatentSpec) and not seam:
+    if isinstance(spec.kv, LatentSpec) and not unabsorbed:
         return _latent_decode(spec, spec.kv, keys, asked)
-    taken = pick(_call(spec, 1, keys, asked, cached=True))
-    return taken if not seam else Taken(taken.name, "; ".join(filter(None, (seam, taken.reason))))
+    selected = select(_call(spec, 1, keys, asked, cached=True))
+    if not unabsorbed:
+        return selected
+    return Selected(selected.name, "; ".join(filter(None, (unabsorbed, selected.reason))))
 
 
-def _prefill(spec: AttentionSpec, asked: Asked) -> Taken | None:
+def _prefill(spec: AttentionSpec, asked: Asked) -> Selected | None:
     """A prompt as long as the context, read at once."""
     if isinstance(spec.kv, State):
-        return Taken("transformers", "linear attention: transformers' own chunked form")
-    return pick(_call(spec, asked.context, asked.context, asked, cached=False))
+        return Selected("transformers", "linear attention: transformers' own chunked form")
+    return select(_call(spec, asked.context, asked.context, asked, cached=False))
 
 
 def _empty(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Tensor:
@@ -169,7 +174,7 @@ def _empty(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape[3], dtype=dtype).as_strided(shape, (0, 0, 0, 1))
 
 
-def _call(spec: AttentionSpec, queries: int, keys: int, asked: Asked, *, cached: bool) -> Call:
+def _call(spec: AttentionSpec, queries: int, keys: int, asked: Asked, *, cached: bool) -> AttentionCall:
     kv, dtype = spec.kv, DTYPES[asked.dtype]
     heads = getattr(kv, "num_kv_heads", spec.num_heads)
     q = _empty((asked.batch, spec.num_heads, queries, kv.head_dim), dtype)  # type: ignore[union-attr]
@@ -189,7 +194,7 @@ def _call(spec: AttentionSpec, queries: int, keys: int, asked: Asked, *, cached:
     elif isinstance(spec.positions, AlibiSpec):
         bias = Alibi(alibi_slopes(spec.num_heads))
     sinks = torch.zeros(spec.num_heads) if spec.sinks else None
-    return Call(nn.Identity(), "", -1, q, k, v, 1.0, visible, bias, spec.softcap, sinks)
+    return AttentionCall.checked(q, k, v, scale=1.0, visible=visible, bias=bias, softcap=spec.softcap, sinks=sinks)
 
 
 def _kept(shape: tuple[int, int, int, int], asked: Asked) -> Tensor:
@@ -202,31 +207,21 @@ def _kept(shape: tuple[int, int, int, int], asked: Asked) -> Tensor:
     return Packed(_empty(shape, inside), scales, outside)
 
 
-class _Projection(nn.Module):
-    """What the seam looks at in an MLA module, without memory."""
-
-    def __init__(self, heads: int, kv: LatentSpec) -> None:
-        super().__init__()
-        self.kv_lora_rank, self.qk_nope_head_dim = kv.rank, kv.nope_dim
-        self.qk_rope_head_dim, self.v_head_dim = kv.rope_dim, kv.v_head_dim
-        self.kv_b_proj = nn.Linear(kv.rank, heads * (kv.nope_dim + kv.v_head_dim), bias=False, device="meta")
-
-
-def _latent_decode(spec: AttentionSpec, kv: LatentSpec, keys: int, asked: Asked) -> Taken:
-    latent, rotary = (_kept((asked.batch, 1, keys, size), asked) for size in (kv.rank, kv.rope_dim))
-    if isinstance(latent, Packed):  # int8 is widened at each step, anything else read as it lies
-        inside = DTYPES[asked.dtype] if latent.scales is not None else latent.numbers.dtype
-        latent, rotary = (_empty((asked.batch, 1, keys, size), inside) for size in (kv.rank, kv.rope_dim))
-    both = Latent(_Projection(spec.num_heads, kv), latent, rotary)
-    both._rows = _empty((asked.batch, 1, keys, kv.rank + kv.rope_dim), latent.dtype)
-    widths = (kv.nope_dim + kv.rope_dim, kv.v_head_dim)
-    k, v = (Expanded(both, part, width, latent.dtype) for part, width in enumerate(widths))
+def _latent_decode(spec: AttentionSpec, kv: LatentSpec, keys: int, asked: Asked) -> Selected:
+    """Over rows as the cache keeps them: int8 is dequantized at each step, anything else read as it lies."""
+    inside = DTYPES[asked.dtype] if asked.cache_dtype in ("model", "int8") else _CACHES[asked.cache_dtype]
+    rows = _empty((asked.batch, 1, keys, kv.rank + kv.rope_dim), inside)
+    up = torch.empty(spec.num_heads, kv.nope_dim + kv.v_head_dim, kv.rank, dtype=DTYPES[asked.dtype], device="meta")
+    latents = Latents(rows[..., : kv.rank], rows[..., kv.rank :], up[:, : kv.nope_dim], up[:, kv.nope_dim :])
+    k, v = (each.looking(DTYPES[asked.dtype]) for each in latents.deferred())
     q = _empty((asked.batch, spec.num_heads, 1, kv.nope_dim + kv.rope_dim), DTYPES[asked.dtype])
-    answer = KERNEL.pays(Call(nn.Identity(), "", -1, q, k, v, 1.0))
+    answer = is_profitable(AttentionCall.checked(q, k, v, scale=1.0))
     if answer:
-        widened = "; int8 latents are widened at each step" if asked.cache_dtype == "int8" else ""
-        return Taken("kernel", f"absorbed: {spec.num_heads} heads share rows of {kv.rank} + {kv.rope_dim}{widened}")
-    return Taken("sdpa", getattr(answer, "reason", ""))
+        dequantized = "; int8 latents are widened at each step" if asked.cache_dtype == "int8" else ""
+        return Selected(
+            "kernel", f"absorbed: {spec.num_heads} heads share rows of {kv.rank} + {kv.rope_dim}{dequantized}"
+        )
+    return Selected("sdpa", answer)
 
 
 def _tables(layers: list[dict[str, Any]]) -> list[Table]:

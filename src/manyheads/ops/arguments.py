@@ -40,6 +40,7 @@ __all__ = [
     "check_slopes",
     "check_softcap",
     "check_window",
+    "is_readable",
 ]
 
 LARGEST_LOOKED_AT = 2**12  # a few microseconds
@@ -162,5 +163,10 @@ def _looked_at(tensor: Tensor) -> bool:
     """Whether there are elements, and reading them costs next to nothing and is possible at all."""
     if torch.compiler.is_compiling() or tensor.device.type != "cpu" or not 0 < tensor.numel() <= LARGEST_LOOKED_AT:
         return False
+    return is_readable(tensor)
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether a tensor is plain memory: no mode of torch's dispatcher is on, no transform of torch.func runs over it."""
     traced = torch._C._len_torch_dispatch_stack() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return type(tensor) in (Tensor, torch.nn.Parameter) and not traced

@@ -4,7 +4,8 @@
     out = softmax.run(call)
 
 A backend is anything with two functions: `supports(call)`, Yes or No(reason), and `run(call)`, the output (b, h, t, v).
-`softmax`, `tiled` and `sdpa` are such; `kernels.backend` is another, and `layer.backends` selects among them.
+`softmax`, `tiled` and `sdpa` are such; `kernels.backend` is another, and `layer.backends` selects among them. Keys and values
+may be deferred (`ops.deferred`): what a cache keeps in another format, or the latents of MLA (`ops.latent.Latents`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from manyheads.errors import SpecError
 from manyheads.ops import arguments
 from manyheads.ops.answer import Answer
 from manyheads.ops.bias import Additive
+from manyheads.ops.deferred import Handed, widened
 from manyheads.ops.layout import shapes
 from manyheads.ops.masks import dense
-from manyheads.ops.predicates import Everything, Grid, Visible, grid
+from manyheads.ops.predicates import Dense, Everything, Grid, Visible, grid
 
 __all__ = ["AttentionCall", "Backend"]
 
@@ -98,6 +100,21 @@ class AttentionCall:
             "scale": self.scale, "visible": self.visible, "bias": self.bias, "softcap": self.softcap,
             "sinks": self.sinks, "dropout": self.dropout, "offset": self.offset,
         }  # fmt: skip
+
+    @property
+    def mask(self) -> Visible | Tensor | None:
+        """What `visible` was made of: the booleans themselves where it is a tensor, None where everything is seen."""
+        visible = self.visible
+        return visible.mask if isinstance(visible, Dense) else None if isinstance(visible, Everything) else visible
+
+    def materialized(self) -> AttentionCall:
+        """The same call with keys and values that are there, where a cache handed over what they would be made of."""
+        if not isinstance(self.k, Handed) and not isinstance(self.v, Handed):
+            return self
+        return AttentionCall(
+            self.q, widened(self.k), widened(self.v), self.scale, self.visible, self.bias, self.softcap, self.sinks,
+            self.dropout, self.offset,
+        )  # fmt: skip
 
     def pairs(self, rows: slice, columns: slice) -> Grid:
         """The index tensors of a block of queries and keys."""

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from manyheads.ops.deferred import Handed
+
 __all__ = ["as_autocast", "in_full", "wide"]
 
 
@@ -31,4 +33,10 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    return tuple(_as(x, dtype) for x in tensors)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype == torch.float64:
+        return x
+    return x.looking(dtype) if isinstance(x, Handed) else x.to(dtype)

@@ -17,9 +17,10 @@ from manyheads.ops.bias import Additive
 from manyheads.ops.call import AttentionCall
 from manyheads.ops.predicates import Band, Causal, Chunk, Everything, Visible, Window
 
-__all__ = ["LARGEST_MASK_ELEMENTS", "attention", "exported_zeros", "run", "supports"]
+__all__ = ["LARGEST_DROPPED_ELEMENTS", "LARGEST_MASK_ELEMENTS", "attention", "exported_zeros", "run", "supports"]
 
 LARGEST_MASK_ELEMENTS = 2**24  # 4,096 queries by 4,096 keys: 16 MiB as booleans
+LARGEST_DROPPED_ELEMENTS = 2**24  # all sequences and heads: where torch drops weights it writes them all down
 
 
 def attention(
@@ -82,7 +83,9 @@ def supports(call: AttentionCall) -> Answer:
         return No("torch's SDPA would round a {} bias to {}", call.bias.dtype, q.dtype)
     if isinstance(call.bias, Additive) and not _keeps(torch.float32, q):
         return No("torch's SDPA would round a bias of positions to {}", q.dtype)
-    queries, keys = q.shape[2], k.shape[2]
+    (b, h, queries, _), keys = q.shape, k.shape[2]
+    if call.dropout and not torch.compiler.is_compiling() and b * h * queries * keys > LARGEST_DROPPED_ELEMENTS:
+        return No("torch's SDPA would write down {} weights to drop some of them", b * h * queries * keys)
     # a graph is one for all lengths, and tiles would be a graph for each number of them
     large = not torch.compiler.is_compiling() and queries * keys > LARGEST_MASK_ELEMENTS
     if large and not _flag(call) and not _unmasked(call):

@@ -15,8 +15,9 @@ from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import causal_mask_function
 
 import manyheads
-from manyheads.errors import BackendError, SpecError
-from manyheads.models.door.backends import FORMS, Form
+from manyheads.errors import BackendError
+from manyheads.layer.backends import attend
+from manyheads.models.door.backends import Function
 from manyheads.models.door.call import read_call
 from manyheads.models.door.door import Call, opened
 from manyheads.models.door.mask import make_mask
@@ -103,7 +104,7 @@ def test_softcap_and_sinks_are_exact_where_sdpa_raises_or_drops_them(name: str) 
         after = logits(model, batch)
     assert exact.holds(after)
     assert all((call.softcap if name == "gemma2" else call.sinks) is not None for call in calls)
-    gone: Form = lambda call: softmax.attention(  # noqa: E731
+    gone: Function = lambda call: softmax.attention(  # noqa: E731
         call.q, call.k, call.v, **{**call.options, "softcap": None, "sinks": None}
     )  # type: ignore[return-value, assignment]
     with opened(model, implementation=gone):
@@ -160,7 +161,7 @@ def test_a_mask_of_floats_forbids_by_the_least_number_and_adds_the_rest() -> Non
     expected = torch.softmax(logit, -1)
     expected[:, :, 2] = 0  # zeros and not one fifth each (cases O01, O02)
     assert torch.allclose(call.weights(), expected, atol=1e-12)
-    assert FORMS["auto"](call)[:, :, 2].abs().max() == 0
+    assert attend(call)[:, :, 2].abs().max() == 0
 
 
 @pytest.mark.parametrize(
@@ -176,15 +177,13 @@ def test_other_masks_are_refused(mask: Any, found: str) -> None:
         read(mask)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_one_column_is_never_all_keys(form: str) -> None:
-    """Neither of a mask of booleans nor of floats, whatever computes the call."""
+def test_one_column_is_never_all_keys() -> None:
+    """Neither of a mask of booleans nor of floats, whatever would compute the call."""
     for mask in (torch.ones(2, 1, 1, 1, dtype=torch.bool), torch.zeros(2, 1, 1, 1, dtype=torch.float32)):
-        call = read_call(module(is_causal=True), *(x.float() for x in tensors(1, 7)), mask, {})
         with pytest.raises(
-            SpecError, match=r"visible \(2, 1, 1, 1\) does not fit .* \(2, 6, 1, 7\); valid: these sizes"
+            BackendError, match=r"visible \(2, 1, 1, 1\) does not fit .* \(2, 6, 1, 7\); valid: these sizes"
         ):
-            FORMS[form](call)
+            read_call(module(is_causal=True), *(x.float() for x in tensors(1, 7)), mask, {})
 
 
 @pytest.mark.parametrize("kind", ["ours", "dynamic", "static"])
@@ -235,7 +234,7 @@ def test_a_bidirectional_mask_says_so_and_nobody_has_to_look() -> None:
     assert mask.shape == (1, 1, 3, 5)
     assert mask.all()
     assert read(mask.expand(2, 1, 3, 5), queries=3).weights().gt(0).all()  # a copy without the mark reads the same
-    assert read(mask, queries=3).visible is None
+    assert read(mask, queries=3).mask is None
 
 
 def test_an_argument_of_a_future_transformers_at_the_mask_function() -> None:
@@ -312,7 +311,7 @@ class OneQuery:
 
     def __call__(self, call: Call) -> torch.Tensor:
         self.done.append(call.q.shape[2])
-        return FORMS["plain"](call)
+        return attend(call, "plain")
 
 
 def test_a_form_that_does_not_support_a_call_leaves_it_to_the_one_outside() -> None:
@@ -320,7 +319,7 @@ def test_a_form_that_does_not_support_a_call_leaves_it_to_the_one_outside() -> N
 
     def mine(call: Call) -> torch.Tensor:
         outer.append(call.q.shape[2])
-        return FORMS["tiled"](call)
+        return attend(call, "tiled")
 
     ids = inputs("llama")["input_ids"]
     expected = model.generate(ids, max_new_tokens=4, do_sample=False)

@@ -16,10 +16,10 @@ from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
 import manyheads
-from manyheads.models.door.call import Call
-from manyheads.models.door.decode_op import attend_last
+from manyheads.layer.last_query import attend_last
 from manyheads.ops import masks, softmax
 from manyheads.ops.bias import Alibi, alibi_slopes
+from manyheads.ops.call import AttentionCall
 from support import rounding
 from support.tiny_transformers import build
 
@@ -171,7 +171,8 @@ def test_one_query_in_a_graph_is_asked_what_was_asked_outside(visible: Any, bias
     q, k, v = (torch.randn(2, heads, count, 4, generator=draw) for heads, count in ((6, 1), (2, 9), (2, 9)))
     if isinstance(visible, torch.Tensor):
         visible = visible[None, None, None]
-    asked = Call(torch.nn.Identity(), "", -1, q, k, v, 0.5, visible, bias, 3.0, torch.randn(6, generator=draw))
+    sinks = torch.randn(6, generator=draw)
+    asked = AttentionCall.checked(q, k, v, scale=0.5, visible=visible, bias=bias, softcap=3.0, sinks=sinks)
     options = {**asked.options, "bias": Alibi(bias.slopes.double()) if isinstance(bias, Alibi) else bias}
     exact = rounding.evaluated(lambda: softmax.attention(q.double(), k.double(), v.double(), **options))
     assert exact.holds(attend_last(asked))

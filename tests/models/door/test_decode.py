@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import manyheads
-from manyheads.models.door import decode as decode_form
-from manyheads.models.door import key_bounds as bounds
-from manyheads.models.door.backends import FORMS, pick
-from manyheads.models.door.call import EVERYTHING, Call
-from manyheads.models.door.decode import KERNEL
+from manyheads.kernels import backend as kernel
+from manyheads.kernels import keys as bounds
+from manyheads.layer import backends
+from manyheads.layer.backends import attend, select
+from manyheads.models.door.call import EVERYTHING, read_call
 from manyheads.models.door.door import opened
 from manyheads.ops import masks
 from manyheads.ops.answer import Yes
 from manyheads.ops.bias import Alibi, alibi_slopes
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import Packed
 from support import rounding
 from support.tiny_transformers import build, inputs
@@ -32,13 +33,13 @@ from support.tiny_transformers import build, inputs
 
 def call(
     b: int = 2, h: int = 4, kv: int = 2, t: int = 1, s: int = 50, size: int = 64, seed: int = 0, **how: Any
-) -> Call:
+) -> AttentionCall:
     draw = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(b, n, m, size, generator=draw) for n, m in ((h, t), (kv, s), (kv, s)))
-    return Call(nn.Identity(), "", -1, q, k, v, size**-0.5, **how)
+    return AttentionCall.checked(q, k, v, scale=size**-0.5, **how)
 
 
-def exact(asked: Call) -> rounding.Exact:
+def exact(asked: AttentionCall) -> rounding.Exact:
     return rounding.attention(asked.q, asked.k, asked.v, **asked.options)
 
 
@@ -60,10 +61,10 @@ def exact(asked: Call) -> rounding.Exact:
 @pytest.mark.parametrize("queries", [1, 5])
 def test_every_way_to_say_who_sees_whom(visible: Any, queries: int) -> None:
     asked = call(t=queries, visible=visible)
-    assert exact(asked).holds(KERNEL(asked))
+    assert exact(asked).holds(kernel.run(asked))
     if visible is not None:
         mask = masks.materialise(visible, batch=2, heads=4, queries=queries, keys=50)
-        assert exact(asked).holds(KERNEL(replace(asked, visible=mask)))
+        assert exact(asked).holds(kernel.run(replace(asked, visible=masks.dense(mask))))
 
 
 @settings(max_examples=100)
@@ -73,7 +74,8 @@ def test_any_mask(seed: int, shape: tuple[int, int], queries: int, keys: int) ->
     draw = torch.Generator().manual_seed(seed)
     share = float(torch.rand((), generator=draw))
     mask = torch.rand(*shape, queries, keys, generator=draw) < share
-    seen = bounds.seen_keys(mask, batch=2, heads=4, queries=queries, keys=keys)
+    q, k = torch.empty(2, 4, queries, 1), torch.empty(2, 4, keys, 1)
+    seen = bounds.seen_keys(AttentionCall.checked(q, k, k, scale=1.0, visible=mask))
     n = torch.arange(keys)
     table = ((n >= seen.keys.low[..., None]) & (n < seen.keys.high[..., None]))[:, None]
     if seen.hidden is not None:
@@ -88,23 +90,21 @@ def test_a_mask_is_read_once_and_again_when_it_has_changed(monkeypatch: pytest.M
     read = bounds._read
     monkeypatch.setattr(bounds, "_read", lambda *words: reads.append(1) or read(*words))
     mask = torch.ones(1, 1, 1, 50, dtype=torch.bool)
-    sizes = {"batch": 1, "heads": 4, "queries": 1, "keys": 50}
+    asked = call(b=1, visible=mask)
     for _ in range(3):
-        assert int(bounds.seen_keys(mask, **sizes).keys.high) == 50
+        assert int(bounds.seen_keys(asked).keys.high) == 50
     mask[..., 40:] = False
-    assert int(bounds.seen_keys(mask, **sizes).keys.high) == 40
+    assert int(bounds.seen_keys(asked).keys.high) == 40
     assert len(reads) == 2
 
 
 def test_a_mask_marked_as_showing_everything_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyheads.models.door.call import read_call
-
     monkeypatch.setattr(bounds, "_read", lambda *_: pytest.fail("it was read"))
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool).expand(2, 1, 1, 50)
     setattr(mask, EVERYTHING, True)
     asked = call()
-    told = read_call(asked.module, asked.q, asked.k, asked.v, mask, {})
-    assert torch.equal(KERNEL(told), KERNEL(asked))
+    told = read_call(nn.Identity(), asked.q, asked.k, asked.v, mask, {})
+    assert torch.equal(kernel.run(told), kernel.run(asked))
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_mask_marked_as_showing_everything_is_not_read(monkeypatch: pytest.Mon
 )
 def test_all_that_acts_on_logits(how: dict[str, Any]) -> None:
     asked = call(t=2, **how)
-    assert KERNEL.supports(asked)
-    assert exact(asked).holds(KERNEL(asked))
+    assert kernel.supports(asked)
+    assert exact(asked).holds(kernel.run(asked))
 
 
 def test_a_packed_cache_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ def test_a_packed_cache_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> N
     ]
     wide = replace(asked, k=packed[0].widened(), v=packed[1].widened())
     monkeypatch.setattr(Packed, "widened", lambda _: pytest.fail("it was widened"))
-    found = KERNEL(replace(asked, k=packed[0], v=packed[1]))
+    found = kernel.run(replace(asked, k=packed[0], v=packed[1]))
     assert exact(wide).holds(found)
-    assert pick(replace(asked, k=packed[0], v=packed[1])).name == "kernel"
+    assert select(replace(asked, k=packed[0], v=packed[1])).name == "kernel"
 
 
 @pytest.mark.parametrize(
@@ -150,20 +150,20 @@ def test_a_packed_cache_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_who_computes_a_call_and_why(change: dict[str, Any], name: str, reason: str) -> None:
-    found = pick(call(**change))
+    found = select(call(**change))
     assert found.name == name
     assert reason in found.reason
 
 
 def test_gradients_double_and_odd_strides_go_elsewhere() -> None:
     asked = call(s=9000)
-    assert pick(replace(asked, q=asked.q.clone().requires_grad_())).reason == "the kernels have no backward pass"
+    assert select(replace(asked, q=asked.q.clone().requires_grad_())).reason == "the kernels have no backward pass"
     double = replace(asked, q=asked.q.double(), k=asked.k.double(), v=asked.v.double())
-    assert "float64" in pick(double).reason
+    assert "float64" in select(double).reason
     turned = replace(asked, k=asked.k.mT.contiguous().mT)
-    assert "side by side" in pick(turned).reason
+    assert "side by side" in select(turned).reason
     for each in (double, turned):
-        assert exact(each).holds(FORMS["auto"](each))
+        assert exact(each).holds(attend(each))
 
 
 def test_asked_for_by_name_it_computes_what_it_can_and_leaves_the_rest() -> None:
@@ -171,22 +171,22 @@ def test_asked_for_by_name_it_computes_what_it_can_and_leaves_the_rest() -> None
     with torch.no_grad(), opened(model, implementation="kernel") as door:
         found = model(**batch)[0]
     assert rounding.model(model, batch).holds(found)
-    assert {how.name for how in door.taken.values()} == {"kernel"}
+    assert {how.name for how in door.selected.values()} == {"kernel"}
     with opened(model, implementation="kernel") as door:
         model(**batch)[0].sum().backward()
-        assert {how.name for how in door.taken.values()} == {"sdpa"}
+        assert {how.name for how in door.selected.values()} == {"sdpa"}
 
 
 def test_no_shape_that_does_not_fit_reaches_the_kernel() -> None:
     asked = call()
-    assert "shapes that do not fit" in KERNEL.supports(replace(asked, v=asked.v[:, :, :9])).reason
+    assert "shapes that do not fit" in kernel.supports(replace(asked, v=asked.v[:, :, :9])).reason
 
 
 def test_nan_and_infinity_as_in_the_reference() -> None:
     for value in (float("nan"), float("inf")):
         asked = call(s=80)
         asked.v[0, 1, 33, 5] = value
-        found, expected = KERNEL(asked), exact(asked).value
+        found, expected = kernel.run(asked), exact(asked).value
         assert torch.equal(torch.isnan(found), torch.isnan(expected))
         assert torch.equal(torch.isinf(found), torch.isinf(expected))
 
@@ -194,7 +194,7 @@ def test_nan_and_infinity_as_in_the_reference() -> None:
 @pytest.mark.parametrize("visible", [None, "padded"])
 def test_one_graph(visible: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile(fullgraph=True) holds all of it as one operator, which chooses where it runs."""
-    monkeypatch.setattr(decode_form, "_long_enough", lambda _: Yes())
+    monkeypatch.setattr(backends, "_is_long_enough", lambda *_: Yes())
     mask = None if visible is None else (torch.arange(50) >= torch.tensor([[0], [13]]))[:, None, None]
     asked = call(visible=mask)
     counted: list[Any] = []
@@ -204,18 +204,18 @@ def test_one_graph(visible: str | None, monkeypatch: pytest.MonkeyPatch) -> None
         return graph
 
     torch._dynamo.reset()
-    step = torch.compile(lambda q, k, v: FORMS["auto"](replace_qkv(asked, q, k, v)), fullgraph=True, backend=backend)
+    step = torch.compile(lambda q, k, v: attend(replace_qkv(asked, q, k, v)), fullgraph=True, backend=backend)
     with torch.no_grad():
         assert exact(asked).holds(step(asked.q, asked.k, asked.v))
     assert any("manyheads.attend_last" in name for name in counted[0])
 
 
-def replace_qkv(asked: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
-    return Call(asked.module, "", -1, q, k, v, asked.scale, asked.visible)
+def replace_qkv(asked: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionCall:
+    return AttentionCall.checked(q, k, v, scale=asked.scale, visible=asked.visible)
 
 
 def test_a_model_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_form, "_long_enough", lambda _: Yes())
+    monkeypatch.setattr(backends, "_is_long_enough", lambda *_: Yes())
     model, ids = build("llama", head_dim=64), inputs("llama", tokens=3)["input_ids"]
     manyheads.enable()
     try:

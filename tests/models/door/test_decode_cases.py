@@ -13,21 +13,22 @@ import torch
 from torch import nn
 
 import manyheads
+from manyheads.kernels import backend as kernel
+from manyheads.layer.backends import attend, select
 from manyheads.models.caches.layers import FullLayer, WindowLayer
-from manyheads.models.door.backends import FORMS, pick
-from manyheads.models.door.call import Call, read_call
-from manyheads.models.door.decode import KERNEL
+from manyheads.models.door.call import read_call
 from manyheads.ops import masks, softmax
+from manyheads.ops.call import AttentionCall
 from support import rounding
 from support.tiny_transformers import build
 
 
 def call(
     b: int = 1, h: int = 4, kv: int = 2, t: int = 1, s: int = 12, dtype: torch.dtype = torch.float32, **how: Any
-) -> Call:
+) -> AttentionCall:
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(b, n, m, 64, generator=draw).to(dtype) for n, m in ((h, t), (kv, s), (kv, s)))
-    return Call(nn.Identity(), "", -1, q, k, v, 0.125, **how)
+    return AttentionCall.checked(q, k, v, scale=0.125, **how)
 
 
 def test_o12_queries_are_the_last_tokens() -> None:
@@ -35,14 +36,14 @@ def test_o12_queries_are_the_last_tokens() -> None:
     asked = call(t=2, s=5, visible=masks.causal())
     asked.k.zero_()
     asked.v.copy_(torch.arange(5.0).view(1, 1, 5, 1))
-    assert torch.allclose(KERNEL(asked)[..., 0], torch.tensor([1.5, 2.0]))
+    assert torch.allclose(kernel.run(asked)[..., 0], torch.tensor([1.5, 2.0]))
 
 
 def test_o13_a_token_does_not_change_what_came_before() -> None:
     asked = call(t=4, s=12, visible=masks.causal())
-    before = KERNEL(asked)
+    before = kernel.run(asked)
     asked.k[:, :, 10], asked.v[:, :, 10] = 9.0, 9.0  # the token of the third query
-    after = KERNEL(asked)
+    after = kernel.run(asked)
     assert torch.equal(after[:, :, :2], before[:, :, :2])
     assert not torch.allclose(after[:, :, 2:], before[:, :, 2:])
 
@@ -52,7 +53,7 @@ def test_o21_query_head_h_reads_kv_head_h_over_group(kv: int) -> None:
     asked = call(h=8, kv=kv, t=3)
     asked.v.copy_(torch.arange(float(kv)).view(1, kv, 1, 1))
     expected = torch.arange(8) // (8 // kv)
-    assert torch.allclose(KERNEL(asked)[0, :, :, 0], expected.float()[:, None].expand(8, 3))
+    assert torch.allclose(kernel.run(asked)[0, :, :, 0], expected.float()[:, None].expand(8, 3))
 
 
 def test_o22_tokens_and_heads_are_not_mistaken_for_one_another() -> None:
@@ -61,7 +62,7 @@ def test_o22_tokens_and_heads_are_not_mistaken_for_one_another() -> None:
     turned = call(b=2, h=4, kv=2, t=2, s=9)
     for name in "qkv":
         object.__setattr__(turned, name, getattr(asked, name).transpose(1, 2).contiguous().transpose(1, 2))
-    assert torch.equal(KERNEL(asked), KERNEL(turned))
+    assert torch.equal(kernel.run(asked), kernel.run(turned))
 
 
 def test_o47_two_masks_of_the_least_number() -> None:
@@ -72,8 +73,8 @@ def test_o47_two_masks_of_the_least_number() -> None:
     padding = torch.where(torch.arange(6) < torch.tensor([[0], [6]]), least, 0.0).to(torch.float16)
     both = causal + padding[:, None, None]
     assert both.isinf().any()
-    told = read_call(asked.module, asked.q, asked.k, asked.v, both, {"scaling": 0.125})
-    out = KERNEL(told)
+    told = read_call(nn.Identity(), asked.q, asked.k, asked.v, both, {"scaling": 0.125})
+    out = kernel.run(told)
     assert torch.isfinite(out).all()
     assert (out[1] == 0).all()
     exact = rounding.attention(
@@ -87,10 +88,10 @@ def test_o48_sums_are_wide(dtype: torch.dtype) -> None:
     """512 keys: rows of probabilities add up to one, and the error is that of rounding the answer once."""
     asked = call(s=512, dtype=dtype)
     expected = softmax.attention(asked.q.double(), asked.k.double(), asked.v.double(), scale=0.125)
-    error = (KERNEL(asked).double() - expected).abs().max()
+    error = (kernel.run(asked).double() - expected).abs().max()
     assert float(error) <= float(expected.abs().max()) * {torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
     asked.v.fill_(1.0)
-    assert torch.equal(KERNEL(asked), torch.ones_like(asked.q))
+    assert torch.equal(kernel.run(asked), torch.ones_like(asked.q))
 
 
 @pytest.mark.parametrize("window", [1, 3, 7, 100])
@@ -100,28 +101,28 @@ def test_o55_o56_o57_a_window_has_w_keys_itself_included(window: int) -> None:
     for key in range(20):
         asked.v.zero_()
         asked.v[:, :, key] = 1.0
-        seen = KERNEL(asked)[0, 0, :, 0] > 0
+        seen = kernel.run(asked)[0, 0, :, 0] > 0
         assert seen.tolist() == [query - window < key <= query for query in range(14, 20)]
 
 
 def test_o60_no_sequences_no_queries_no_keys() -> None:
     for b, t, s in ((0, 1, 5), (1, 0, 5), (1, 1, 0)):
         asked = call(b=b, t=t, s=s)
-        assert "nothing to read" in KERNEL.supports(asked).reason or t == 0
-        assert FORMS["auto"](asked).shape == (b, 4, t, 64)
+        assert "nothing to read" in kernel.supports(asked).reason or t == 0
+        assert attend(asked).shape == (b, 4, t, 64)
 
 
 def test_o63_one_of_three_lies_otherwise() -> None:
     plain = call(t=2, s=30)
-    expected = KERNEL(plain)
+    expected = kernel.run(plain)
     for name in "qkv":
         asked = call(t=2, s=30)
         object.__setattr__(asked, name, getattr(asked, name).mT.contiguous().mT)
         if name == "q":
-            assert torch.equal(KERNEL(asked), expected)
+            assert torch.equal(kernel.run(asked), expected)
         else:
-            assert "side by side" in pick(asked).reason or "keys" in pick(asked).reason
-            assert rounding.attention(plain.q, plain.k, plain.v, **plain.options).holds(FORMS["auto"](asked))
+            assert "side by side" in select(asked).reason or "keys" in select(asked).reason
+            assert rounding.attention(plain.q, plain.k, plain.v, **plain.options).holds(attend(asked))
 
 
 def test_o75_o77_a_windowed_layer_stops_growing() -> None:

@@ -253,12 +253,12 @@ class Recorder:
         shape = (stack, *call.q.shape[::2], call.k.shape[2])
         real = [view.real for view in views]
         for mask, counted, other, level in self._level:
-            same = mask is call.visible or (isinstance(mask, Visible) and mask.structural and mask == call.visible)
+            same = mask is call.mask or (isinstance(mask, Visible) and mask.structural and mask == call.mask)
             if same and other == shape and all(map(_alike, counted, real)):
                 return level
         level = Sums(_mask_heads(call), self._max_offset, self._masses)
         stream(call, views, level, scan_tile=select_scan(self._implementation, call), uniform=True)
-        self._level = [*self._level, (call.visible, real, shape, level)][-_KEPT_MASKS:]
+        self._level = [*self._level, (call.mask, real, shape, level)][-_KEPT_MASKS:]
         return level
 
     def result(self) -> HeadStatistics:
@@ -339,7 +339,7 @@ def _view(queries: Tensor | None, read: Tokens | None, members: Tensor, n: int, 
 
 def _mask_heads(call: Call) -> int:
     """1 where all heads see the same keys, else their number."""
-    mask = call.visible
+    mask = call.mask
     apart = isinstance(mask, PerHead) or (isinstance(mask, Tensor) and mask.dim() > 2 and mask.shape[-3] > 1)
     return call.q.shape[1] if apart else 1
 

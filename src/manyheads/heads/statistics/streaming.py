@@ -16,6 +16,7 @@ from torch import Tensor
 from manyheads.models.door.call import Call
 from manyheads.ops import score_rows as fields
 from manyheads.ops.deferred import widened
+from manyheads.ops.layout import ranked
 from manyheads.ops.precision import wide
 from manyheads.ops.predicates import Causal, Visible, Window, grid
 from manyheads.ops.score_rows import Bounds, Rows, SequenceView, init_rows, mask_logits, scan
@@ -78,12 +79,12 @@ def stream(call: Call, views: list[SequenceView], sums: Sums, *, scan_tile: Scan
         for rows in _row_tiles(t, h, min(s, _TILE_KEYS)):
             state = init_rows(h, rows, view, max_offset=sums.max_offset, like=call.q, dtype=dtype)
             at = torch.arange(rows.start, rows.stop, device=call.q.device) + view.offset
-            bounds = _bounds(call.visible, at, s)
-            for columns in _column_tiles(call.visible, at, bounds, s):
+            bounds = _bounds(call.mask, at, s)
+            for columns in _column_tiles(call.mask, at, bounds, s):
                 logits = logits_of(rows, columns)
                 if bounds is None:
                     pairs = grid(batch=b, heads=heads, rows=rows, columns=columns, offset=view.offset, device=at.device)
-                    logits = mask_logits(logits, call.visible, pairs, sequence)
+                    logits = mask_logits(logits, call.mask, pairs, sequence)
                 scan_tile(state, logits, columns, view, bounds)
             _accumulate(state, view, sums, call.sinks, uniform=uniform)
 
@@ -94,7 +95,7 @@ def _products(call: Call, sequence: int, dtype: torch.dtype) -> Callable[[slice,
     # Whole vectors of keys, so that no tile has to be copied for the compiled scan.
     k = torch.nn.functional.pad(k, (0, 0, 0, -k.shape[1] % 16))
     q, kv_heads = call.q[sequence], k.shape[0]
-    bias = None if call.bias is None else call.bias[(None,) * (4 - call.bias.dim())]
+    bias = ranked(call.bias) if isinstance(call.bias, Tensor) else None
 
     def tile(rows: slice, columns: slice) -> Tensor:
         part = q[:, rows].to(dtype) * call.scale

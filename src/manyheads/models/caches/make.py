@@ -11,7 +11,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttention
 from manyheads.errors import BackendError
 from manyheads.models.caches.hybrid import LAYERS, check_linear_crop
 from manyheads.models.caches.layers import FullLayer
-from manyheads.models.door.absorbed_mla import open_seams, seams
+from manyheads.models.door.absorbed_mla import patch, patchable
 from manyheads.models.door.door import NAME
 
 __all__ = ["STORED", "InPlaceCache", "make_cache"]
@@ -89,8 +89,8 @@ def make_cache(model: Any, dtype: str) -> Any:
             f"{type(model).__name__} brings a cache of its own or keeps none; valid: models that generate from transformers' "
             "DynamicCache, as llama, gemma and deepseek_v3 do"
         )
-    if config._attn_implementation == NAME and seams(model):
-        open_seams(model)
+    if config._attn_implementation == NAME and patchable(model):
+        patch(model)
     made = InPlaceCache(config, stored=dtype)
     if config.is_encoder_decoder:
         return InPlaceCaches(made, CrossCache(config, stored=dtype))

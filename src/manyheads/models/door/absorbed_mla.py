@@ -3,8 +3,8 @@
     prefill   k_h = [W_k,h c ; r], v_h = W_v,h c            as the model does it
     decode    q~_h = W_k,h^T q_h over the rows [c ; r], y_h = W_v,h (A_h c)
 
-Between its cache and the attention function such a model calls `expand_kv` on itself. With the seam in place that returns two
-tensors that are made only if somebody asks for them: the kernel does not. Source: arXiv 2405.04434, section 2.1.2.
+Between its cache and the attention function such a model calls `expand_kv` on itself. The absorbed-MLA patch replaces that on
+the instance: it returns two tensors that are made only if somebody asks for their elements, and the kernel does not. Source: arXiv 2405.04434, section 2.1.2.
 """
 
 from __future__ import annotations
@@ -19,140 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError
-from manyheads.models.door.call import Call
-from manyheads.ops.deferred import Handed, Packed, say_once, widened
+from manyheads.ops.deferred import widened
+from manyheads.ops.latent import Latents
 
-__all__ = [
-    "Expanded",
-    "Latent",
-    "absorbing",
-    "close_seams",
-    "latent_of",
-    "open_seam",
-    "open_seams",
-    "seam_refusal",
-    "seams",
-]
+__all__ = ["absorbed_mla", "patch", "patch_module", "patch_refusal", "patchable", "unpatch"]
 
-_open: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-# Rows for which reading a head's matrix is the work; for more of them torch's product is quicker.
-_MOST_ROWS = 64
-_BY_KERNEL = (torch.float32, torch.bfloat16, torch.float16)
+_patched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-
-
-class Latent:
-    """What the cache returned for one call: latents (b, 1, s, c) and rotary keys (b, 1, s, r), and whose they are."""
-
-    def __init__(self, module: Any, latent: Tensor, rotary: Tensor) -> None:
-        self.module, self.latent, self.rotary = module, latent, rotary
-        self._heads: tuple[Tensor, Tensor] | None = None
-        self._rows: Tensor | None = None
-
-    def heads(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of all heads, as the model makes them; made once."""
-        if self._heads is None:
-            self._heads = type(self.module).expand_kv(self.module, widened(self.latent), widened(self.rotary))
-        return self._heads
-
-    def refusal(self) -> str:
-        """Why this cannot be absorbed; "" where it can."""
-        return _weights_refusal(self.module)
-
-    def shapes(self, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, rows and values with the shapes, dtypes and strides that the kernel would be given; not their elements."""
-        rows = self.rows()
-        return q.new_empty(()).expand(*q.shape[:3], rows.shape[3]), rows, rows[..., : self.latent.shape[3]]
-
-    def rows(self) -> Tensor:
-        """[c ; r] of every token, (b, 1, s, c + r): where our cache put them side by side they are read as they lie."""
-        if self._rows is None:
-            self._rows = self._joined()
-        return self._rows
-
-    def _joined(self) -> Tensor:
-        latent, rotary = _as_stored(self.latent), _as_stored(self.rotary)
-        width, rank = latent.shape[3] + rotary.shape[3], latent.shape[3]
-        adjacent = latent.data_ptr() + rank * latent.element_size() == rotary.data_ptr()
-        if (
-            adjacent
-            and latent.stride() == rotary.stride()
-            and latent.dtype == rotary.dtype
-            and latent.stride(2) >= width
-        ):
-            return latent.as_strided((*latent.shape[:3], width), latent.stride())
-        return torch.cat((latent, rotary), 3)
-
-    def absorbed(self, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries over the rows (b, h, t, c + r), the rows, and the values, which are the rows' first c elements."""
-        w_k, _ = _weights(self.module)
-        nope = w_k.shape[1]
-        b, h, t, _ = q.shape
-        by_head = q[..., :nope].transpose(0, 1).reshape(h, b * t, nope)
-        taken = _times(by_head, w_k, transposed=False).view(h, b, t, -1).transpose(0, 1)
-        rows = self.rows()
-        return torch.cat((taken, q[..., nope:].to(taken.dtype)), 3), rows, rows[..., : self.latent.shape[3]]
-
-    def expanded_values(self, mixed: Tensor) -> Tensor:
-        """y_h = W_v,h of the mixed latents: (b, h, t, c) to (b, h, t, v)."""
-        _, w_v = _weights(self.module)
-        b, h, t, rank = mixed.shape
-        made = _times(mixed.transpose(0, 1).reshape(h, b * t, rank), w_v, transposed=True)
-        return made.reshape(h, b, t, -1).transpose(0, 1)
-
-
-def _times(x: Tensor, w: Tensor, *, transposed: bool) -> Tensor:
-    """x (h, r, n) times w, or its transpose, head by head: in float32 by the kernels where they can, else in the dtype of w."""
-    if torch.compiler.is_compiling() or not w.is_cpu or x.shape[1] > _MOST_ROWS or w.dtype not in _BY_KERNEL:
-        x = x.to(w.dtype)
-        return torch.bmm(x, w.mT if transposed else w)
-    from manyheads.kernels import project
-
-    return (project.times_transposed if transposed else project.times)(x, w)
-
-
-class Expanded(Handed):
-    """Keys or values of all heads, (b, h, s, d), that the model would make of the latents."""
-
-    what = "an MLA cache whose heads have not been made"
-    latent: Latent
-    part: int
-
-    @staticmethod
-    def __new__(cls: type, latent: Latent, part: int, width: int, dtype: torch.dtype) -> Expanded:
-        """`part` 0: keys, 1: values; `dtype`: what it is to look like."""
-        (b, _, s, _), module = latent.latent.shape, latent.module
-        heads = _weights(module)[0].shape[0]
-        made: Any = torch.Tensor._make_wrapper_subclass(
-            cls, (b, heads, s, width), dtype=dtype, device=latent.latent.device
-        )
-        made.latent, made.part = latent, part
-        return made
-
-    def widened(self) -> Tensor:
-        """As the model makes them."""
-        return self.latent.heads()[self.part].to(self.dtype)
-
-    def looking(self, dtype: torch.dtype) -> Expanded:
-        """The same heads, of another dtype."""
-        return Expanded(self.latent, self.part, self.shape[3], dtype)
-
-
-def latent_of(call: Call) -> Latent | None:
-    """What the keys and values of a call would be made of, where that is one and the same latent."""
-    k, v = call.k, call.v
-    same = isinstance(k, Expanded) and isinstance(v, Expanded) and k.latent is v.latent and (k.part, v.part) == (0, 1)
-    return k.latent if same else None
-
-
-def _as_stored(x: Tensor) -> Tensor:
-    """The tensor that the kernel can read: as it is stored, but for int8, whose two scales it could not tell apart."""
-    if isinstance(x, Packed) and x.scales is not None:
-        say_once(
-            "manyheads: an int8 cache of latents is widened at every step: latent and rotary key have a scale each"
-        )
-        return x.widened()
-    return x.numbers if isinstance(x, Packed) else x
 
 
 def _weights(module: Any) -> tuple[Tensor, Tensor]:
@@ -175,8 +48,8 @@ def _weights_refusal(module: Any) -> str:
     return ""
 
 
-def seam_refusal(module: nn.Module) -> str:
-    """Why the seam cannot be put into an attention module; "" where it can. Tries a few latents through both ways."""
+def patch_refusal(module: nn.Module) -> str:
+    """Why an attention module cannot be patched; "" where it can. Tries a few latents through both ways."""
     missing = [name for name in _SIZES if not isinstance(getattr(module, name, None), int)]
     if missing:
         return f"it keeps no latents (no {missing[0]})"
@@ -200,69 +73,72 @@ def seam_refusal(module: nn.Module) -> str:
     return ""
 
 
-def _expand_lazily(self: Any, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
-    """What stands in the place of `expand_kv` on a module."""
+def _expand_deferred(self: Any, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
+    """What stands in the place of `expand_kv` on a patched module: (b, 1, s, c) and (b, 1, s, r) to keys and values of heads."""
     weight = self.kv_b_proj.weight
     learning = torch.is_grad_enabled() and (weight.requires_grad or kv_nope.requires_grad or k_rot.requires_grad)
-    if learning or torch.compiler.is_compiling() or self not in _open or kv_nope.device.type != "cpu":
-        return type(self).expand_kv(self, widened(kv_nope), widened(k_rot))
-    latent = Latent(self, kv_nope, k_rot)
-    return (
-        Expanded(latent, 0, self.qk_nope_head_dim + self.qk_rope_head_dim, kv_nope.dtype),
-        Expanded(latent, 1, self.v_head_dim, kv_nope.dtype),
-    )  # type: ignore[return-value]
+    elsewhere = torch.compiler.is_compiling() or self not in _patched or kv_nope.device.type != "cpu"
+
+    def make() -> tuple[Tensor, Tensor]:
+        made: tuple[Tensor, Tensor] = type(self).expand_kv(self, widened(kv_nope), widened(k_rot))
+        return made
+
+    if learning or elsewhere or _weights_refusal(self):
+        return make()
+    return Latents(kv_nope, k_rot, *_weights(self), make=make).deferred()
 
 
-def seams(model: nn.Module) -> dict[str, str]:
-    """Each attention module of `model` that keeps latents, and why it has no seam ("" where it has)."""
+def patchable(model: nn.Module) -> dict[str, str]:
+    """Each attention module of `model` that keeps latents, and why it cannot be patched ("" where it can)."""
     return {
-        name: seam_refusal(module)
+        name: patch_refusal(module)
         for name, module in model.named_modules()
         if isinstance(getattr(module, "kv_lora_rank", None), int) and hasattr(module, "kv_b_proj")
     }
 
 
-def open_seam(module: Any) -> str:
-    """Put the seam into one attention module; why not, or "" where it is in place."""
-    if module in _open:
+def patch_module(module: Any) -> str:
+    """Patch one attention module; why not, or "" where it is patched."""
+    if module in _patched:
         return ""
-    reason = seam_refusal(module)
+    reason = patch_refusal(module)
     if not reason:
-        module.expand_kv = types.MethodType(_expand_lazily, module)
-        _open.add(module)
+        module.expand_kv = types.MethodType(_expand_deferred, module)
+        _patched.add(module)
     return reason
 
 
-def open_seams(model: nn.Module) -> list[nn.Module]:
-    """Put the seam into every attention module that keeps latents; returns those that had none before.
+def patch(model: nn.Module) -> list[nn.Module]:
+    """Patch every attention module that keeps latents; returns those that were not before.
 
-    Raises BackendError, with the module and the reason, where one keeps latents and cannot have it; then nothing is changed.
+    Raises BackendError, with the module and the reason, where one keeps latents and cannot be; then nothing is changed.
     """
-    for name, reason in seams(model).items():
+    found = patchable(model)
+    for name, reason in found.items():
         if reason:
             raise BackendError(
                 f"{type(model).__name__}: {name}: {reason}; its decode would expand the whole cache at each step"
             )
-    closed = [module for module in map(model.get_submodule, seams(model)) if module not in _open]
-    for module in closed:
-        open_seam(module)
-    return closed
+    new = [module for module in map(model.get_submodule, found) if module not in _patched]
+    for module in new:
+        patch_module(module)
+    return new
 
 
-def close_seams(modules: list[nn.Module] | None = None) -> None:
-    """Take the seam out again, of these modules or of all."""
-    for module in list(_open) if modules is None else modules:
-        _open.discard(module)
+def unpatch(modules: list[nn.Module] | None = None) -> None:
+    """Take the patch out again, of these modules or of all."""
+    for module in list(_patched) if modules is None else modules:
+        _patched.discard(module)
         module.__dict__.pop("expand_kv", None)
 
 
 @contextmanager
-def absorbing(model: nn.Module) -> Iterator[None]:
-    """The seam in `model` while this is open. Raises BackendError as `open_seams` does, and where nothing keeps latents."""
-    if not seams(model):
+def absorbed_mla(model: nn.Module) -> Iterator[None]:
+    """`model` patched while this is open. Raises BackendError as `patch` does, and where nothing keeps latents."""
+    if not patchable(model):
         raise BackendError(f"{type(model).__name__} has no attention that keeps latents; valid: MLA, as in deepseek_v3")
-    opened = open_seams(model)
+    patched = patch(model)
     try:
         yield
     finally:
-        close_seams(opened)
+        unpatch(patched)

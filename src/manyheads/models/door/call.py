@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from manyheads.errors import BackendError, ManyheadsError, SpecError
 from manyheads.ops import arguments, masks, softmax
 from manyheads.ops.call import AttentionCall
-from manyheads.ops.deferred import Handed, widened
 from manyheads.ops.precision import as_autocast
 from manyheads.ops.predicates import Visible
 from manyheads.quoting import shown
@@ -43,52 +42,31 @@ _CONSUMED = ("dropout", "is_causal", "output_attentions", "position_bias", "s_au
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """q (b, h, t, q), k (b, k, s, q) and v (b, k, s, v) of one attention module, and all that acts on them.
+class Call(AttentionCall):
+    """A call of attention, checked, and the attention module that makes it.
 
     module      the attention module; `path` its name in the opened model, "" where no door knows it
     layer       its layer, counted within its stack; -1 where it has none
-    scale       factor on the logits
-    visible     who may see whom: a boolean tensor, a predicate, or None for everything
-    bias        what the model adds to the logits (T5's buckets, a mask of floats)
-    softcap, sinks, dropout   as in `manyheads.ops.softmax.attention`
     recomputed  the backward of gradient checkpointing runs the forward again: count and look only where this is False
     projected   the module changes what its heads give before it projects it (a gate, a norm): gates and observers are given
                 the input of the output projection, which is not `weights() @ v`
     filled      (b, t) booleans of a part that reads no text: zeros that the model put in to fill up a window, None for none
     """
 
-    module: nn.Module
-    path: str
-    layer: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
-    visible: Visible | Tensor | None = None
-    bias: Tensor | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    dropout: float = 0.0
-    recomputed: bool = False
-    wants_weights: bool = field(default=False, repr=False)
-    projected: bool = False
-    filled: Tensor | None = field(default=None, repr=False)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """All but q, k, v as keyword arguments of the operators in `manyheads.ops`."""
-        return {
-            "scale": self.scale, "visible": self.visible, "bias": self.bias, "softcap": self.softcap,
-            "sinks": self.sinks, "dropout": self.dropout,
-        }  # fmt: skip
+    module: nn.Module = field(kw_only=True)
+    path: str = field(default="", kw_only=True)
+    layer: int = field(default=-1, kw_only=True)
+    recomputed: bool = field(default=False, kw_only=True)
+    wants_weights: bool = field(default=False, kw_only=True, repr=False)
+    projected: bool = field(default=False, kw_only=True)
+    filled: Tensor | None = field(default=None, kw_only=True, repr=False)
 
     def padding(self) -> Tensor | None:
         """(b, t), True at positions that hold nothing, as `filled` or a mask tells: in self-attention, one that does not see
         itself in any head. None where there is none. Of text, its own mask says more.
         """
         found = self.filled
-        mask = self.visible
+        mask = self.mask
         if isinstance(mask, Tensor) and self.q.shape[2] == self.k.shape[2] == mask.shape[-1] == mask.shape[-2]:
             whole = mask[(None,) * (4 - mask.dim())]
             hidden = ~whole.diagonal(dim1=-2, dim2=-1).any(1).expand(self.q.shape[0], -1)
@@ -102,14 +80,12 @@ class Call:
         Of all heads and queries, or of those that are named, as they stand here: then (b, len(heads), len(queries), s), and
         nothing larger is held than that and a few rows of all heads. ManyheadsError for one that is not there.
         """
-        options = {name: value for name, value in self.options.items() if name != "dropout"}
-        k = widened(self.k)
+        call = self.materialized()
         if heads is None and queries is None:
-            return softmax.scores(self.q, k, stage="probabilities", **options)
-        (_, h, t, _), s = self.q.shape, k.shape[2]
+            return softmax.logits(call, "probabilities")
+        (_, h, t, _), s = self.q.shape, self.k.shape[2]
         chosen = _within(range(h) if heads is None else heads, h, "heads", self.path)
         rows = _within(range(t) if queries is None else queries, t, "queries", self.path)
-        call = AttentionCall.checked(self.q, k, k, **options)
         parts = [softmax.block(call, run, slice(0, s))[:, chosen].to(self.q.dtype) for run in _runs(rows)]
         return torch.cat(parts, 2)
 
@@ -148,25 +124,28 @@ def read_call(
 ) -> Call:
     """What transformers hands to an attention function, every keyword of it understood.
 
-    Raises BackendError, one line, for a keyword that is not known and says something, for numbers that
-    `manyheads.ops.arguments` refuses, and for a mask that could be read in two ways.
+    Raises BackendError, one line, for a keyword that is not known and says something, for what `AttentionCall.checked`
+    refuses, and for a mask that could be read in two ways.
     """
     where = path or type(module).__name__
     _check_keywords(keywords, where)
     scaling = keywords.get("scaling")
-    q, k, v = _as_autocast(q, k, v)
+    q, k, v = as_autocast(q, k, v)
     q = q.expand(k.shape[0], -1, -1, -1) if q.shape[0] == 1 else q  # learned queries serve every sequence
     visible, bias = _mask(module, q, k, mask, keywords, where)
     extra = keywords.get("position_bias")
     if extra is not None:
         bias = extra if bias is None else bias + extra
     scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    _check_numbers(keywords, scale, where)
-    return Call(
-        module, path, layer, q, k, v, scale, visible, bias,
-        keywords.get("softcap"), _sinks(keywords, q.shape[1], where), float(keywords.get("dropout") or 0.0), recomputed,
-        _weights_wanted(module, keywords),
-    )  # fmt: skip
+    try:
+        arguments.check_window(keywords.get("sliding_window"))
+        return Call.checked(
+            q, k, v, scale=scale, visible=visible, bias=bias, softcap=keywords.get("softcap"),
+            sinks=_sinks(keywords, q.shape[1], where), dropout=float(keywords.get("dropout") or 0.0), module=module,
+            path=path, layer=layer, recomputed=recomputed, wants_weights=_weights_wanted(module, keywords),
+        )  # fmt: skip
+    except SpecError as error:
+        raise BackendError(f"{where}: {error}") from None
 
 
 def _weights_wanted(module: nn.Module, keywords: Mapping[str, Any]) -> bool:
@@ -192,15 +171,6 @@ def _recorded() -> Iterable[str]:
     return found or ()
 
 
-def _as_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In the type of autocast, to which torch's own attention casts too: a model's rotation leaves q and k in float32."""
-    if not torch.is_autocast_enabled(q.device.type):
-        return q, k, v
-    (q,) = as_autocast(q)
-    k, v = (x.looking(q.dtype) if isinstance(x, Handed) else as_autocast(x)[0] for x in (k, v))
-    return q, k, v
-
-
 def _check_keywords(keywords: Mapping[str, Any], where: str) -> None:
     for name, value in keywords.items():
         if name in _CONSUMED or name in _HARMLESS or value is None:
@@ -210,17 +180,6 @@ def _check_keywords(keywords: Mapping[str, Any], where: str) -> None:
             f"{where}: the keyword {shown(name)} ({type(value).__name__}) arrived at the attention function: {why}; known: "
             + ", ".join(_CONSUMED)
         )
-
-
-def _check_numbers(keywords: Mapping[str, Any], scale: float, where: str) -> None:
-    """0 and infinity are no way to switch anything off, here as elsewhere."""
-    try:
-        arguments.check_scale(scale)
-        arguments.check_softcap(keywords.get("softcap"))
-        arguments.check_window(keywords.get("sliding_window"))
-        arguments.check_dropout(keywords.get("dropout") or 0.0)
-    except SpecError as error:
-        raise BackendError(f"{where}: {error}") from None
 
 
 def _sinks(keywords: Mapping[str, Any], heads: int, where: str) -> Tensor | None:

@@ -5,7 +5,7 @@
     door.calls            # by attention module
 
 Nearly every family of transformers hands (module, q, k, v, mask, scaling, ...) to the function that its configuration
-names. While a door is open that is ours: the innermost form that supports the call computes it, gates change the heads'
+names. While a door is open that is ours: the innermost implementation that supports the call computes it, gates change the heads'
 outputs where they are still apart, at the input of the output projection, and observers look at them. Looking changes
 nothing.
 """
@@ -23,15 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError
+from manyheads.layer.backends import Selected
+from manyheads.layer.backends import attend as computed
 from manyheads.models.door.attentions import Attentions, find_attentions, hold, release
-from manyheads.models.door.backends import FORMS, Form, Taken, chosen, form, taken
+from manyheads.models.door.backends import Implementation, check_implementation, select_implementation
 from manyheads.models.door.call import Call, read_call
 from manyheads.models.door.head_outputs import expect, tap, untap
 from manyheads.models.door.mask import make_mask
 from manyheads.models.door.padding import filled, unwatch, watch
 from manyheads.quoting import shown
 
-__all__ = ["NAME", "Call", "Door", "Form", "Gate", "Observer", "opened", "register_once", "unregister"]
+__all__ = ["NAME", "Call", "Door", "Gate", "Implementation", "Observer", "opened", "register_once", "unregister"]
 
 NAME = "manyheads"
 
@@ -44,12 +46,16 @@ Gate = Callable[[Call, Tensor], Tensor]
 class Door:
     """An open model: which modules pass, and how often each was called (recomputations not counted).
 
-    `calls` is by the module's name in the model, as is `taken`: how each was computed the last time, and why not by a
-    quicker form; `outside` names attention modules that do not pass.
+    `calls` is by the module's name in the model, as is `selected`: the backend that computed each the last time, and why not a
+    quicker one; `outside` names attention modules that do not pass.
     """
 
     def __init__(
-        self, model: nn.Module, implementation: Form | None, observers: Sequence[Observer], gates: Sequence[Gate]
+        self,
+        model: nn.Module,
+        implementation: Implementation | None,
+        observers: Sequence[Observer],
+        gates: Sequence[Gate],
     ) -> None:
         self.model = model
         self.implementation = implementation
@@ -57,7 +63,7 @@ class Door:
         self.gates = tuple(gates)
         self.attentions: Attentions = find_attentions(model)
         self.calls = dict.fromkeys(self.attentions.paths.values(), 0)
-        self.taken: dict[str, Taken] = {}
+        self.selected: dict[str, Selected] = {}
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -85,7 +91,7 @@ before_call: list[Callable[[nn.Module], None]] = []
 def opened(
     model: nn.Module,
     *,
-    implementation: str | Form | None = None,
+    implementation: Implementation | None = None,
     observers: Sequence[Observer] = (),
     gates: Sequence[Gate] = (),
     mode: Literal["eval", "train"] | None = None,
@@ -110,7 +116,8 @@ def opened(
     """
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise BackendError("the model is compiled and would run past the door; open the module that was compiled")
-    door = Door(model, form(implementation), observers, gates)
+    check_implementation(implementation)
+    door = Door(model, implementation, observers, gates)
     register_once()
     modes = [(module, module.training) for module in model.modules()]
     configs = door.attentions.configs
@@ -153,7 +160,7 @@ def attend(
     _before_call(module)
     if not _open:  # nothing to look up, which torch.compile could not trace
         call = read_call(module, query, key, value, attention_mask, keywords)
-        return _answer(call, FORMS["auto"](call))
+        return _answer(call, computed(call))
     again = _in_backward()
     doors = _doors(module, again=again)
     inner = doors[-1].attentions if doors else None
@@ -163,14 +170,14 @@ def attend(
     )  # fmt: skip
     if doors:
         call = replace(call, **_from_around(module, call, doors))
-    implementation = chosen([door.implementation for door in doors if door.implementation is not None], call)
-    how = taken(implementation, call)
-    out = FORMS.get(how.name, implementation)(call) if implementation is FORMS["auto"] else implementation(call)
+    wanted = [door.implementation for door in doors if door.implementation is not None]
+    selected, compute = select_implementation(wanted, call)
+    out = compute(call)
     _check_shape(out, call)
     if call.projected:
-        expect(module, out, lambda given: _shown(module, call, given, doors, how), where=call.path)
+        expect(module, out, lambda given: _shown(module, call, given, doors, selected), where=call.path)
         return _answer(call, out)
-    return _answer(call, _shown(module, call, out, doors, how))
+    return _answer(call, _shown(module, call, out, doors, selected))
 
 
 def _from_around(module: nn.Module, call: Call, doors: Sequence[Door]) -> dict[str, Any]:
@@ -181,7 +188,7 @@ def _from_around(module: nn.Module, call: Call, doors: Sequence[Door]) -> dict[s
     return found
 
 
-def _shown(module: nn.Module, call: Call, out: Tensor, doors: Sequence[Door], how: Taken) -> Tensor:
+def _shown(module: nn.Module, call: Call, out: Tensor, doors: Sequence[Door], selected: Selected) -> Tensor:
     """The outputs after the gates of all doors, seen by their observers."""
     for door in reversed(doors):
         seen = replace(call, path=door.attentions.paths[id(module)])
@@ -190,7 +197,7 @@ def _shown(module: nn.Module, call: Call, out: Tensor, doors: Sequence[Door], ho
             _check_shape(out, seen)
         if not call.recomputed:
             door.calls[seen.path] += 1
-            door.taken[seen.path] = how
+            door.selected[seen.path] = selected
             for observer in door.observers:
                 observer(seen, out)
     return out
@@ -235,10 +242,10 @@ def register_once() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     for interface, function in ((AttentionInterface, attend), (AttentionMaskInterface, make_mask)):
-        taken = interface._global_mapping.get(NAME, function)
-        if taken is not function:
+        registered = interface._global_mapping.get(NAME, function)
+        if registered is not function:
             raise BackendError(
-                f"transformers' {interface.__name__} has another function called {shown(NAME)}: {shown(taken)}"
+                f"transformers' {interface.__name__} has another function called {shown(NAME)}: {shown(registered)}"
             )
         interface.register(NAME, function)
 

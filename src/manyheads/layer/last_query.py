@@ -1,0 +1,79 @@
+"""`manyheads::attend_last`: attention of one new query a sequence, as one node of a compiled graph.
+
+A graph serves a cache of any length, and which backend is the quickest depends on the length. So the graph does not choose:
+it calls this operator, and that does what is done without a graph, at the lengths that it meets.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from manyheads.ops.bias import Additive, Alibi
+from manyheads.ops.call import AttentionCall
+from manyheads.ops.deferred import Packed
+from manyheads.ops.predicates import Causal, Dense, Everything, Visible, Window
+
+__all__ = ["attend_last"]
+
+
+@torch.library.custom_op("manyheads::attend_last", mutates_args=())
+def _operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    mask: Optional[Tensor],  # noqa: UP045 - the schema is read from this text
+    causal: bool,  # noqa: FBT001 - operators of torch take it by place
+    window: Optional[int],  # noqa: UP045
+    bias: Optional[Tensor],  # noqa: UP045
+    slopes: Optional[Tensor],  # noqa: UP045
+    softcap: Optional[float],  # noqa: UP045
+    sinks: Optional[Tensor],  # noqa: UP045
+    offset: Optional[Tensor],  # noqa: UP045
+    start: int,
+    k_scale: Optional[Tensor],  # noqa: UP045
+    v_scale: Optional[Tensor],  # noqa: UP045
+    is_rotated: bool,  # noqa: FBT001
+) -> Tensor:
+    from manyheads.layer.backends import attend
+
+    keys = k if k.dtype == q.dtype else Packed(k, k_scale, q.dtype, is_rotated=is_rotated)
+    values = v if v.dtype == q.dtype else Packed(v, v_scale, q.dtype)
+    visible: Visible = Causal() if causal else Everything()
+    if window is not None:
+        visible = Window(window)
+    if (
+        mask is not None
+    ):  # detached: what was read of it is noted on it, and a graph may write another into the same tensor
+        visible = Dense(mask.detach())
+    added = bias if slopes is None else Alibi(slopes)
+    at = start if offset is None else offset
+    return attend(AttentionCall(q, keys, values, scale, visible, added, softcap, sinks, 0.0, at)).contiguous()
+
+
+@_operator.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:  # noqa: ARG001 - the schema names them
+    return q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+def attend_last(call: AttentionCall) -> Tensor:
+    """The output (b, h, 1, v) of a call with one query, in a graph."""
+    k, v, bias, visible = call.k, call.v, call.bias, call.visible
+    offset, start = (call.offset, 0) if isinstance(call.offset, Tensor) else (None, call.offset)
+    mask, window = None, visible.keys if isinstance(visible, Window) else None
+    if isinstance(visible, Dense):
+        mask = visible.mask
+    elif not isinstance(visible, Everything | Causal | Window):
+        mask = visible.tile(call.all_pairs()).expand(-1, -1, 1, k.shape[2])
+    slopes = bias.slopes if isinstance(bias, Alibi) else None
+    if isinstance(bias, Additive):
+        bias = None if slopes is not None else bias.tile(call.all_pairs(), torch.float32)
+    packed = isinstance(k, Packed), isinstance(v, Packed)
+    return _operator(
+        call.q, k.numbers if packed[0] else k, v.numbers if packed[1] else v, call.scale, mask,
+        isinstance(visible, Causal), window, bias, slopes, call.softcap, call.sinks, offset, start,
+        k.scales if packed[0] else None, v.scales if packed[1] else None, packed[0] and k.is_rotated,
+    )  # fmt: skip
