@@ -11,7 +11,6 @@ from torch import Tensor
 from manyheads.errors import SpecError
 from manyheads.layer.caches.base import Cache, Kept, refuse_two_sided
 from manyheads.layer.caches.storage import KeysValues, TokenBuffers
-from manyheads.ops.deferred import widened
 from manyheads.spec import AttentionSpec, Latent, to_text
 
 __all__ = ["GrowingCache", "LatentCache", "QuantisedCache"]
@@ -46,7 +45,7 @@ class GrowingCache(Cache):
 
     def kept(self) -> Kept:
         """All tokens, without new ones."""
-        keys, values = (widened(x) for x in self._held.read())
+        keys, values = self._held.read()
         return Kept(keys, values, self.length, positions=None if self._places is None else self.positions())
 
     def _append_positions(self, positions: Tensor | None, count: int) -> None:
