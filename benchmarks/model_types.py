@@ -26,7 +26,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 
 from manyheads.checkpoints import read_config
 from manyheads.checkpoints.config import text_part
-from manyheads.checkpoints.families import MISLEADING, MODULES
+from manyheads.checkpoints.families import MODULES
+from manyheads.checkpoints.refusals import misleading
 from manyheads.errors import ManyheadsError
 from manyheads.spec import StackSpec, count, weights
 
@@ -204,7 +205,7 @@ def page(found: list[Outcome]) -> str:
         for each in found if each.verdict == "differs"
     ]  # fmt: skip
     parts.append("\n## Refused by name\n\n| type | why |\n|---|---|\n")
-    parts += [f"| `{name}` | {why} |\n" for name, why in sorted(MISLEADING.items())]
+    parts += [f"| `{name}` | {why} |\n" for name, why in sorted(misleading().items())]
     parts.append("\n## Refused for what its configuration says\n\n" + ", ".join(types_of.get("refused", [])) + "\n")
     return "".join(parts)
 
@@ -216,7 +217,7 @@ def _rank(kind: str, order: tuple[str, ...]) -> int:
 def _kind(each: Outcome) -> str:
     """The row of the table that an outcome belongs to."""
     if each.verdict == "refused":
-        return "refused by name" if each.model_type in MISLEADING else "refused"
+        return "refused by name" if each.model_type in misleading() else "refused"
     if each.verdict != "equal":
         return each.verdict
     if each.part:

@@ -31,6 +31,6 @@ def _small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan():
     from manyheads.bench.contest import Pace
     from manyheads.bench.decode import Plan
-    from manyheads.bench.machine import Room
+    from manyheads.bench.room import Room
 
     return Plan(Room(1 << 20, 1 << 18), 1, Pace(rounds=2, least=1, path_seconds=10.0, pause_seconds=0.0))

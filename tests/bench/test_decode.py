@@ -6,7 +6,7 @@ import pytest
 
 from manyheads.bench.contestants import OURS, Path, decode_paths, ours
 from manyheads.bench.decode import Plan, decode, prefill, shapes
-from manyheads.bench.machine import Room
+from manyheads.bench.room import Room
 from manyheads.errors import ManyheadsError
 
 HEADS = [(8, 2, 16, 16), (8, 8, 16, 16)]

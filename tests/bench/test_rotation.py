@@ -8,6 +8,7 @@ import pytest
 
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import DTYPES, Shape
+from manyheads.ops.dtypes import torch_dtype
 
 SHAPE = Shape(8, 4, 16, 12, 64, "bf16")
 
@@ -37,7 +38,7 @@ def test_shapes_types_and_scales(dtype):
     assert step.q.shape == (1, 8, 1, 16)
     assert step.k.shape == (1, 4, 64, 16)
     assert step.v.shape == (1, 4, 64, 12)
-    assert step.k.dtype == step.v.dtype == DTYPES[dtype]
+    assert step.k.dtype == step.v.dtype == torch_dtype(dtype)
     assert step.k.is_contiguous()
     if dtype == "int8":
         assert step.k_scale.shape == step.v_scale.shape == (1, 4, 64)

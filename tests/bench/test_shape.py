@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from manyheads.bench.rotation import Buffer, Rotation
-from manyheads.bench.shape import Shape, floor
+from manyheads.bench.shape import DTYPES, Shape
+from manyheads.cost.dtypes import dtype as dtype_of
+from manyheads.cost.dtypes import kv_dtype
+from manyheads.cost.formulas import flops
+from manyheads.cost.layer import cache_held_elements, core_macs, read_bytes
+from manyheads.cost.roofline import floor
 from manyheads.errors import ManyheadsError
 
 
@@ -26,6 +31,18 @@ def test_int8_bytes_are_those_of_what_is_read():
     assert shape.cache_bytes == sum(x.nbytes for x in (step.k, step.v, step.k_scale, step.v_scale))
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bytes_and_flops_are_those_that_the_price_is_made_of(dtype, kv_heads):
+    """The roofline of the bench and the cost of a model are one formula, scale bytes of int8 included."""
+    shape = Shape(8, kv_heads, 32, 24, 64, dtype)
+    elements = int(cache_held_elements(shape.spec, 64))
+    scales = 2 * 64 * kv_heads * dtype_of("fp16").block_bytes if dtype == "int8" else 0
+    assert shape.cache_bytes == kv_dtype(dtype).bytes(elements, 0) + scales
+    assert shape.cache_bytes == 64 * read_bytes(shape.spec, 1, dtype)
+    assert shape.flops == flops(core_macs(shape.spec, 1, 64)[1]) == 2 * 8 * (32 + 24) * 64
+
+
 def test_keys_and_values_of_two_sizes():
     shape = Shape(128, 1, 576, 512, 8192, "fp32")
     assert shape.cache_bytes == 8192 * (576 + 512) * 4
@@ -33,8 +50,8 @@ def test_keys_and_values_of_two_sizes():
 
 
 def test_a_prompt_sees_half_of_the_square():
-    assert Shape(2, 1, 8, 8, 10, "fp32", queries=10).pairs == 2 * 55
-    assert Shape(2, 1, 8, 8, 10, "fp32", queries=3).pairs == 2 * (8 + 9 + 10)
+    assert Shape(2, 1, 8, 8, 10, "fp32", queries=10).flops == 2 * 2 * 55 * (8 + 8)
+    assert Shape(2, 1, 8, 8, 10, "fp32", queries=3).flops == 2 * 2 * (8 + 9 + 10) * (8 + 8)
 
 
 def test_the_least_time_is_the_larger_term():

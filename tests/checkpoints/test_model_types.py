@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from manyheads.checkpoints import read_config  # noqa: E402
-from manyheads.checkpoints.families import LEFT_OUT, MISLEADING, MODULES, names  # noqa: E402
+from manyheads.checkpoints.families import MODULES, names  # noqa: E402
+from manyheads.checkpoints.refusals import left_out, misleading  # noqa: E402
 from manyheads.errors import CheckpointError  # noqa: E402
 from manyheads.spec import StackSpec  # noqa: E402
 
@@ -58,7 +59,7 @@ def test_nothing_but_a_refusal_comes_out_of_the_reader(found: dict[str, Any]) ->
 
 
 def test_every_model_that_is_read_has_its_own_count_or_says_what_is_left_out(found: dict[str, Any]) -> None:
-    told = set(LEFT_OUT.values())
+    told = set(left_out().values())
     silent = [o for o in found.values() if o.verdict == "differs" and not any(o.said.endswith(note) for note in told)]
     assert few(silent) == []
     assert few([each for each in found.values() if abs(each.difference) >= 0.001]) == []
@@ -85,12 +86,12 @@ def test_tables_of_refusals_and_omissions_name_types_that_exist_and_are_needed(f
     if "5.24" not in transformers.__version__:
         pytest.skip("the tables were made for transformers 5.24")
     described = {kind for kinds in MODULES.values() for kind in kinds}
-    assert (set(MISLEADING) | set(LEFT_OUT)) <= set(found)
-    assert not set(MISLEADING) & set(LEFT_OUT)
-    assert not (set(MISLEADING) | set(LEFT_OUT)) & described
-    for name, why in MISLEADING.items():
+    assert (set(misleading()) | set(left_out())) <= set(found)
+    assert not set(misleading()) & set(left_out())
+    assert not (set(misleading()) | set(left_out())) & described
+    for name, why in misleading().items():
         assert found[name].said == f"model_type {name} is not described: {why}"
-    assert {name for name in LEFT_OUT if found[name].verdict != "differs"} == set()
+    assert {name for name in left_out() if found[name].verdict != "differs"} == set()
 
 
 def test_the_page_names_every_type_once(bench: Any, found: dict[str, Any]) -> None:

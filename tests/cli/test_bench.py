@@ -19,7 +19,7 @@ def small(monkeypatch):
     from manyheads.bench import probes, run
     from manyheads.bench.contest import Pace
     from manyheads.bench.latent import LatentHeads
-    from manyheads.bench.machine import Room
+    from manyheads.bench.room import Room
 
     threads = torch.get_num_threads()
     monkeypatch.setattr(probes, "READ_BYTES", 1 << 16)

@@ -12,24 +12,6 @@ from manyheads.models import surroundings
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize(
-    ("load", "running", "busy"),
-    [(0.0, 0.0, 0), (8.2, 5.0, 5), (8.2, 0.2, 0), (0.3, 7.0, 0), (1.6, 2.0, 2)],
-)
-def test_busy_is_what_was_busy_and_still_is(monkeypatch, load: float, running: float, busy: int) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(surroundings, "_running_now", lambda otherwise: running)
-    assert surroundings.busy_cores() == busy
-
-
-def test_where_the_system_does_not_say_nothing_is_busy(monkeypatch) -> None:
-    def unknown() -> tuple[float, float, float]:
-        raise OSError
-
-    monkeypatch.setattr(os, "getloadavg", unknown)
-    assert surroundings.busy_cores() == 0
-
-
 @pytest.mark.parametrize(("busy", "threads"), [(0, 4), (1, 3), (3, 1), (50, 1)])
 def test_threads_are_left_to_others_and_one_always_remains(monkeypatch, busy: int, threads: int) -> None:
     monkeypatch.setattr(surroundings, "busy_cores", lambda: busy)

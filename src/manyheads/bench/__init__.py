@@ -1,6 +1,6 @@
 """Attention timed on this machine: against its own memory and arithmetic, and against what else is installed.
 
-    machine      threads, the last-level cache, the memory that may be used
+    room         the memory that a measurement may use
     shape        what a step reads and multiplies, and the least time that takes
     rotation     caches over a buffer several times the last-level cache, each call another one
     probes       read bandwidth and matrix peaks, measured between the calls that are judged by them

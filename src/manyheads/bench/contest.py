@@ -17,7 +17,8 @@ from torch import Tensor
 from manyheads.bench.contestants import BEST_OF_TORCH, OURS, STOCK, Path
 from manyheads.bench.judge import error
 from manyheads.bench.probes import Peaks, Probe
-from manyheads.bench.shape import Floor, Shape, floor
+from manyheads.bench.shape import Shape
+from manyheads.cost.roofline import Floor, floor
 from manyheads.ops.answer import No
 
 __all__ = ["IMPOSSIBLE", "Contest", "Pace", "Result", "hold"]

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from manyheads.bench.machine import MOST_COPIED_BYTES
+from manyheads.bench.room import MOST_COPIED_BYTES
 from manyheads.bench.rotation import Step
 from manyheads.bench.shape import Shape
 from manyheads.kernels import attend
 from manyheads.ops import sdpa, tiled
 from manyheads.ops.answer import Answer, No, Yes
+from manyheads.ops.dtypes import torch_dtype
 from manyheads.ops.predicates import Causal
 from manyheads.report.units import gib
 
@@ -168,9 +169,7 @@ def copies(size_bytes: int) -> Answer:
 
 def _empty(shape: Shape, queries: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:
     """Tensors of these shapes that take no memory."""
-    from manyheads.bench.shape import DTYPES
-
-    kind = DTYPES[shape.dtype]
+    kind = torch_dtype(shape.dtype)
     one = torch.empty(1, dtype=kind)
 
     def wide(*size: int) -> Tensor:

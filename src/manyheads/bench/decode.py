@@ -10,8 +10,8 @@ import torch
 from manyheads.bench.contest import Contest, Pace, hold
 from manyheads.bench.contestants import Path, decode_paths, prefill_paths
 from manyheads.bench.judge import BOUNDS, reference
-from manyheads.bench.machine import MOST_BYTES, MOST_COPIED_BYTES, Room
 from manyheads.bench.probes import probes
+from manyheads.bench.room import MOST_BYTES, MOST_COPIED_BYTES, Room
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import Shape
 from manyheads.errors import ManyheadsError

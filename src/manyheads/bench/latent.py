@@ -23,9 +23,12 @@ from manyheads.bench.judge import BOUNDS
 from manyheads.bench.peers import missing
 from manyheads.bench.probes import probes
 from manyheads.bench.rotation import Buffer
-from manyheads.bench.shape import DTYPES, Shape
+from manyheads.bench.shape import Shape
+from manyheads.cost.dtypes import dtype as storage
+from manyheads.cost.formulas import expanded_tokens_macs, flops, latent_cache_elements
 from manyheads.kernels import attend, project
 from manyheads.ops.answer import Answer, No, Yes
+from manyheads.ops.dtypes import torch_dtype
 
 __all__ = [
     "DEEPSEEK_V3",
@@ -54,7 +57,7 @@ class LatentHeads:
     @property
     def row(self) -> int:
         """Elements that are kept of a token."""
-        return self.rank + self.rope_dim
+        return int(latent_cache_elements(self.rank, self.rope_dim))
 
     @property
     def scale(self) -> float:
@@ -63,7 +66,7 @@ class LatentHeads:
     @property
     def up_elements(self) -> int:
         """Weights that make keys and values of latents, of all heads."""
-        return self.heads * (self.nope_dim + self.v_head_dim) * self.rank
+        return int(expanded_tokens_macs(1, self.heads, self.nope_dim, self.v_head_dim, self.rank))
 
     def shape(self, keys: int, dtype: str) -> Shape:
         """The absorbed step as attention: all heads over one row a token, whose first part is the value too."""
@@ -94,11 +97,11 @@ class LatentRotation:
     """Steps over two buffers, of rows and of weights: each larger than the last-level cache, if there is room."""
 
     def __init__(self, sizes: LatentHeads, keys: int, dtype: str, plan: Plan) -> None:
-        width, kind = DTYPES[dtype].itemsize, DTYPES[dtype]
+        kind = torch_dtype(dtype)
         half = plan.room.rotation_bytes // 2
         self.sizes, self.keys = sizes, keys
-        self.rows = Buffer(dtype, max(half, 2 * keys * sizes.row * width), seed=plan.seed)
-        self.ups = Buffer(dtype, max(half, 2 * sizes.up_elements * width), seed=plan.seed + 1)
+        self.rows = Buffer(dtype, max(half, 2 * keys * sizes.row * kind.itemsize), seed=plan.seed)
+        self.ups = Buffer(dtype, max(half, 2 * sizes.up_elements * kind.itemsize), seed=plan.seed + 1)
         generator = torch.Generator().manual_seed(plan.seed)
         # Keys made by unit weights are sqrt(rank) wide: with these queries logits are about 1, as in a trained layer.
         q = torch.randn(1, sizes.heads, 1, sizes.nope_dim + sizes.rope_dim, generator=generator) * sizes.rank**-0.5
@@ -208,11 +211,11 @@ def latent(
         rotation = LatentRotation(sizes, keys, dtype, plan)
         shape, judged = sizes.shape(keys, dtype), rotation.step(0)
         # Read once: rows and weights. The absorbed step multiplies the weights too, once a head.
-        moved = (keys * sizes.row + sizes.up_elements) * DTYPES[dtype].itemsize
+        moved = int(storage(dtype).bytes(keys * sizes.row + sizes.up_elements))
         pace = replace(plan.pace, rounds=min(plan.pace.rounds, 7))
         done.append(hold(
             paths, probes(rotation.rows.words(), plan.threads), shape=shape, step=rotation.next, judged=judged,
-            expected=expected(judged), bound=BOUNDS[dtype], moved_bytes=moved, flops=shape.flops + 2 * sizes.up_elements,
+            expected=expected(judged), bound=BOUNDS[dtype], moved_bytes=moved, flops=shape.flops + int(flops(sizes.up_elements)),
             pace=pace,
         ))  # fmt: skip
     return tuple(done)

@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.cost.dtypes import MODEL_DTYPES
 from manyheads.kernels import lanes, team
 from manyheads.kernels.access import integers, take
 from manyheads.kernels.caching import Entry, entry
 from manyheads.kernels.micro import multiply_adds
+from manyheads.ops.dtypes import torch_dtype
 
 __all__ = ["MATRIX", "MULTIPLY_ROUNDS", "READ_BYTES", "Peaks", "Probe", "probes"]
 
@@ -73,10 +75,12 @@ class Peaks:
 
     def products(self, dtype: str) -> float:
         """FLOPs a second of a step over a cache of `dtype` at most: widened to fp32, or as it is where that is quicker."""
-        return max(self.fp32, {"bf16": self.bf16, "fp16": self.fp16}.get(dtype, 0.0))
+        return max(self.fp32, self.rates.get(dtype, 0.0))
 
-
-_PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    @property
+    def rates(self) -> dict[str, float]:
+        """FLOPs a second by type, of those that the processor multiplies."""
+        return {kind: rate for kind in MODEL_DTYPES if (rate := getattr(self, kind))}
 
 
 def probes(words: Tensor, threads: int) -> tuple[Probe, ...]:
@@ -102,11 +106,11 @@ def probes(words: Tensor, threads: int) -> tuple[Probe, ...]:
     }  # fmt: skip
     reads = [Probe(name, "read", size * _WORD_BYTES, reader(read)) for name, read in readers.items()]
     loops = [_loop(chains, threads) for chains in _CHAINS]
-    return (*reads, *loops, *(_product(kind) for kind in _PRODUCTS if _multiplied(kind)))
+    return (*reads, *loops, *(_product(kind) for kind in MODEL_DTYPES if _multiplied(kind)))
 
 
 def _product(kind: str) -> Probe:
-    square = torch.rand(MATRIX, MATRIX).to(_PRODUCTS[kind])
+    square = torch.rand(MATRIX, MATRIX).to(torch_dtype(kind))
     return Probe(f"{kind} matrix product", kind, 2 * MATRIX**3, lambda: lambda: square @ square)
 
 
@@ -117,7 +121,7 @@ def _multiplied(kind: str) -> bool:
 
 
 def _trial(kind: str) -> float:
-    square, seconds = torch.rand(_TRIAL, _TRIAL).to(_PRODUCTS[kind]), []
+    square, seconds = torch.rand(_TRIAL, _TRIAL).to(torch_dtype(kind)), []
     for _ in range(4):
         began = time.perf_counter()
         square @ square

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manyheads.bench.shape import DTYPES, Shape
+from manyheads.bench.shape import Shape
+from manyheads.ops.dtypes import torch_dtype
 
 __all__ = ["Buffer", "Rotation", "Step"]
 
@@ -37,7 +38,7 @@ class Buffer:
     def __init__(self, dtype: str, size_bytes: int, *, seed: int) -> None:
         self.dtype = dtype
         self.generator = torch.Generator().manual_seed(seed)
-        kind = DTYPES[dtype]
+        kind = torch_dtype(dtype)
         count = -(-size_bytes // kind.itemsize)
         tile_elements = min(count, _TILE_ELEMENTS)
         if kind == torch.int8:
@@ -76,7 +77,7 @@ class Rotation:
     @staticmethod
     def bytes_for(shape: Shape, rotation_bytes: int) -> int:
         """What a buffer must hold so that `shape` has its two steps."""
-        each = (shape.key_elements + shape.value_elements) * DTYPES[shape.dtype].itemsize
+        each = (shape.key_elements + shape.value_elements) * torch_dtype(shape.dtype).itemsize
         return max(rotation_bytes, _FEWEST * each)
 
     def step(self, index: int) -> Step:
@@ -85,7 +86,7 @@ class Rotation:
         start = index % self.count * self._each
         k = self._elements[start : start + shape.key_elements]
         v = self._elements[start + shape.key_elements : start + self._each]
-        kind = torch.float32 if shape.dtype == "int8" else DTYPES[shape.dtype]
+        kind = torch.float32 if shape.dtype == "int8" else torch_dtype(shape.dtype)
         q = self._queries.to(kind).view(1, shape.heads, shape.queries, shape.head_dim)
         scales = (None, None) if self._scales is None else self._scales[index % self.count]
         return Step(

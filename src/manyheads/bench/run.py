@@ -11,7 +11,7 @@ from manyheads.bench.contest import Contest, Pace
 from manyheads.bench.decode import Plan, Say, decode, prefill, shapes
 from manyheads.bench.generation import LONG, PROMPT, SHORT, Generation, generation
 from manyheads.bench.latent import DEEPSEEK_V3, LatentHeads, latent
-from manyheads.bench.machine import room
+from manyheads.bench.room import room
 from manyheads.bench.shape import DTYPES
 from manyheads.bench.tables import Measured
 from manyheads.bench.ways import ways
@@ -63,7 +63,7 @@ def bench(request: Request, *, say: Say = lambda _: None) -> Measured:
     """Measures all of it. Raises ManyheadsError for a model that cannot be read and for sizes that do not fit."""
     plan = _plan(request, say)
     contexts = request.contexts or ((CONTEXTS[1],) if request.quick else CONTEXTS)
-    dtypes = request.dtypes or tuple(DTYPES)
+    dtypes = request.dtypes or DTYPES
     heads, latents, notes = _attentions(request)
     wanted = shapes(heads, contexts, dtypes)
     decoded = decode(wanted, plan) if wanted else ()

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from manyheads.cost import layer
+from manyheads.cost.dtypes import CACHE_DTYPES
 from manyheads.cost.dtypes import dtype as storage
-from manyheads.cost.formulas import int8_part_bytes
+from manyheads.cost.formulas import flops, heads_cache_elements
 from manyheads.errors import ManyheadsError
 from manyheads.quoting import shown
+from manyheads.spec import AttentionSpec, Causal, Heads, NoPositions
 
-__all__ = ["DTYPES", "Floor", "Shape", "floor"]
+__all__ = ["DTYPES", "Shape"]
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
+DTYPES = CACHE_DTYPES[1:]
 
 
 @dataclass(frozen=True)
@@ -53,44 +54,25 @@ class Shape:
         return self.kv_heads * self.keys * self.v_head_dim
 
     @property
+    def spec(self) -> AttentionSpec:
+        """The layer whose step this is, as `manyheads.cost` knows it."""
+        kv = Heads(self.kv_heads, self.head_dim, self.v_head_dim)
+        return AttentionSpec(
+            d_model=self.heads * self.head_dim, num_heads=self.heads, kv=kv, positions=NoPositions(), mask=Causal(),
+            scale=self.head_dim**-0.5,
+        )  # fmt: skip
+
+    @property
     def cache_bytes(self) -> int:
         """Keys and values, and in int8 a 16-bit scale a token and head for each."""
-        if self.dtype == "int8":
-            return self.keys * sum(int(int8_part_bytes(self.kv_heads, d)) for d in (self.head_dim, self.v_head_dim))
-        return int(storage(self.dtype).bytes(self.key_elements + self.value_elements))
+        return int(layer.read_bytes(self.spec, self.keys, self.dtype))
 
     def copy_bytes(self, *, heads: int = 0, width: int = 0) -> int:
         """Keys and values copied for `heads` instead of the KV heads, in elements of `width` bytes instead of their own."""
-        elements = (heads or self.kv_heads) * self.keys * (self.head_dim + self.v_head_dim)
-        return elements * int(width or DTYPES[self.dtype].itemsize)
-
-    @property
-    def pairs(self) -> int:
-        """Query-key pairs of a causal mask, all heads."""
-        return self.heads * (self.queries * self.keys - self.queries * (self.queries - 1) // 2)
+        elements = self.keys * heads_cache_elements(heads or self.kv_heads, self.head_dim, self.v_head_dim)
+        return int(elements * width if width else storage(self.dtype).bytes(elements))
 
     @property
     def flops(self) -> int:
-        """Two for each multiply-add of the scores and of the mix."""
-        return 2 * self.pairs * (self.head_dim + self.v_head_dim)
-
-
-@dataclass(frozen=True)
-class Floor:
-    """The least time: `seconds`, and whether "memory" or "compute" sets it."""
-
-    memory_seconds: float
-    compute_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        return max(self.memory_seconds, self.compute_seconds)
-
-    @property
-    def bound_by(self) -> str:
-        return "memory" if self.memory_seconds >= self.compute_seconds else "compute"
-
-
-def floor(*, moved_bytes: int, flops: int, bandwidth: float, peak: float) -> Floor:
-    """The roofline of a step on a machine that reads `bandwidth` bytes and multiplies `peak` FLOPs a second."""
-    return Floor(moved_bytes / bandwidth, flops / peak)
+        """Two for each multiply-add of the scores and of the mix, of the pairs that a causal mask leaves."""
+        return int(flops(layer.core_macs(self.spec, self.queries, self.keys)[1]))

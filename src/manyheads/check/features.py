@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from manyheads.cost.dtypes import dtype_among
 from manyheads.errors import SpecError
 
 __all__ = ["DTYPES", "FEATURES", "LAYOUTS", "MASK_AXES", "POLARITIES", "check_words"]
@@ -33,8 +34,8 @@ POLARITIES = {
     "additive": "numbers, 0 = may attend, -inf = blocked",
 }
 
-DTYPES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16"}
-"""What --dtype takes, and torch's name of it."""
+DTYPES = ("fp32", "fp64", "bf16", "fp16")
+"""What --dtype takes."""
 
 FEATURES = {
     "heads": "takes one head only",
@@ -93,7 +94,9 @@ WEAK = {
 
 def check_words(*, layout: str = "", mask: str = "", dtype: str = "", features: Iterable[str] = ()) -> None:
     """SpecError for a layout, a mask's way, a dtype or a feature that does not exist; "" is none asked for."""
-    for kind, word, known in (("layout", layout, LAYOUTS), ("mask", mask, POLARITIES), ("dtype", dtype, DTYPES)):
+    if dtype:
+        dtype_among(dtype, DTYPES, "dtype")
+    for kind, word, known in (("layout", layout, LAYOUTS), ("mask", mask, POLARITIES)):
         if word and word not in known:
             raise SpecError(f"{kind} {word!r} is not one of {', '.join(known)}")
     for feature in features:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from manyheads.check.case import Case
-from manyheads.check.features import DTYPES, check_words
+from manyheads.check.features import check_words
 from manyheads.check.guess import Wishes
 from manyheads.check.load import Loaded, settings_of
 from manyheads.check.subject import Subject
 from manyheads.check.targets import subject_of
 from manyheads.errors import BackendError, SpecError
+from manyheads.ops.dtypes import torch_dtype
 
 __all__ = ["chosen_cases", "subject_and_wishes"]
 
@@ -37,7 +38,7 @@ def subject_and_wishes(loaded: Loaded, asked: Mapping[str, Any]) -> tuple[Subjec
         raise SpecError(f"the tolerance must lie between 0 and 1, found {tolerance!r}")
     options = {
         "name": asked["function"] if loaded.owner else asked["function"].rpartition(".")[2], "file": asked["file"],
-        "device": _device(asked["device"]), "dtype": getattr(torch, DTYPES[dtype]), "tolerance": tolerance,
+        "device": _device(asked["device"]), "dtype": torch_dtype(dtype), "tolerance": tolerance,
         "seed": asked["seed"],
     }  # fmt: skip
     return subject_of(loaded, wishes, options), wishes, required

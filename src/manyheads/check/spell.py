@@ -23,7 +23,6 @@ __all__ = [
 ]
 
 MOST_NUMBERS = 120
-_DTYPES = {torch.float64: "torch.float64", torch.float16: "torch.float16", torch.bfloat16: "torch.bfloat16"}
 
 
 def row(values: Tensor) -> str:
@@ -82,8 +81,8 @@ def array_as_code(value: Any) -> str:
     """A tensor or an array, in the words of its library."""
     if isinstance(value, Tensor):
         value = value.detach()
-        dtype = _DTYPES.get(value.dtype)
-        return _filled(value, "torch", f", dtype={dtype}" if dtype else "")
+        usual = value.dtype == torch.float32 or not value.is_floating_point()
+        return _filled(value, "torch", "" if usual else f", dtype={value.dtype}")
     tensor = torch.from_numpy(value)
     dtype = "" if value.dtype.kind == "b" else f", dtype=np.{value.dtype.name}"
     return _filled(tensor, "np", dtype)

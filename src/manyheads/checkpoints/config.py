@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.checkpoints.draft import Doubt, build_decoder
-from manyheads.checkpoints.families import LEFT_OUT, MISLEADING, recognise
 from manyheads.checkpoints.families import family as find_family
+from manyheads.checkpoints.families import recognise
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import HEAD_SIZES, SPELLINGS, TURNED, Fields
+from manyheads.checkpoints.refusals import left_out, misleading
 from manyheads.checkpoints.telltale import is_harmless, is_inert, is_telltale
+from manyheads.cost.dtypes import known_dtype
 from manyheads.errors import CheckpointError, SpecError
 from manyheads.quoting import few, shown, shown_name
 from manyheads.spec.stack import StackSpec
@@ -28,11 +30,6 @@ _NESTED = ("text_config", "llm_config", "language_config", "language_model_confi
 
 # Settings that the shared readers look at for other reasons than the stack.
 _READ_HERE = ("model_type", "torch_dtype", "dtype", "quantization_config", "tie_word_embeddings", "manyheads_pruning")
-
-_DTYPES = {
-    "float64": "fp64", "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "uint8": "int8",
-}  # fmt: skip
 
 
 class NotUnderstoodError(CheckpointError):
@@ -129,12 +126,12 @@ def _family_of(config: Mapping[str, Any], source: str, notes: list[str]) -> Fami
     found = find_family(model_type)
     if found is not None:
         return found
-    if model_type in MISLEADING:
-        raise CheckpointError(f"{source}: model_type {model_type} is not described: {MISLEADING[model_type]}")
+    if model_type in misleading():
+        raise CheckpointError(f"{source}: model_type {model_type} is not described: {misleading()[model_type]}")
     found = recognise(config)
     named = f"model_type {shown(model_type)} is not known" if model_type else "there is no model_type"
     like = "a plain Llama-like decoder" if found.name == "generic" else f"{found.name} by its fields"
-    notes.append(f"{named}: read as {like}" + (f"; {LEFT_OUT[model_type]}" if model_type in LEFT_OUT else ""))
+    notes.append(f"{named}: read as {like}" + (f"; {left_out()[model_type]}" if model_type in left_out() else ""))
     return found
 
 
@@ -200,7 +197,8 @@ def _weight_dtype(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
         for key in ("dtype", "torch_dtype"):
             value = config.get(key)
             if isinstance(value, str):
-                return _DTYPES.get(value.removeprefix("torch."), "")
+                known = known_dtype(value)
+                return known.name if known else ""
     return ""
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from manyheads.checkpoints.draft import FULL, LINEAR, Draft
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
+from manyheads.checkpoints.refusals import refused_settings
 from manyheads.checkpoints.rope import read_rope, yarn_scale_factor
 from manyheads.checkpoints.windows import read_kinds
 from manyheads.spec.attention import Bias, even_head_dim
@@ -32,6 +33,7 @@ def read_decoder(fields: Fields, family: Family) -> Draft:
     _scores(fields, draft)
     _positions(fields, draft, family)
     _lenders(fields, draft)
+    draft.doubts += refused_settings(fields, family)
     if family.finish is not None:
         family.finish(fields, draft)
     sizes = {"head_dim": draft.head_dim, "v_head_dim": draft.v_head_dim, "kv_heads": draft.kv_heads}

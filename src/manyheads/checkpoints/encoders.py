@@ -8,6 +8,7 @@ from typing import Any
 from manyheads.checkpoints.draft import Doubt
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
+from manyheads.checkpoints.refusals import refused_settings
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.masks import Bidirectional, Causal
 from manyheads.spec.norms import Norm
@@ -71,6 +72,7 @@ def read_encoder(fields: Fields, family: Family) -> tuple[StackSpec, list[str], 
         draft.context = fields.size("context")
         for half in draft.halves:
             half.position_rows = draft.context + family.position_extra
+    draft.doubts += refused_settings(fields, family)
     if family.finish_encoder is not None:
         family.finish_encoder(fields, draft)
     stacks = tuple(_stack(draft, half, family) for half in draft.halves)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from manyheads.checkpoints.encoders import EncoderDraft
     from manyheads.checkpoints.fields import Fields
 
-__all__ = ["Family", "Stored"]
+__all__ = ["Family", "Stored", "like"]
 
 # Compared by identity and never shown: without generated __eq__ and __repr__ the classes are made in half the time.
 
@@ -78,6 +78,8 @@ class Family:
     copies             stored names that repeat another tensor, each (a regular expression, what they repeat: a canonical
                        name, or one in the files); those of a task's head only where the configuration ties it
     endings            other ways that files end the names, each a tuple of (as the layout writes it, as they do)
+    refused            settings that make it a model that is not described, each (key, value that is, why)
+    passed_over        settings that are understood and change nothing here
     finish             the one function a family may have, for what no table can say; `finish_encoder` where the model
                        has an encoder
     """
@@ -122,5 +124,12 @@ class Family:
     task_heads: tuple[str, ...] = ()
     copies: tuple[tuple[str, str], ...] = ()
     endings: tuple[tuple[tuple[str, str], ...], ...] = ()
+    refused: tuple[tuple[str, Any, str], ...] = ()
+    passed_over: tuple[str, ...] = ()
     finish: Callable[[Fields, Draft], None] | None = None
     finish_encoder: Callable[[Fields, EncoderDraft], None] | None = None
+
+
+def like(parent: Family, name: str, *model_types: str, **differs: Any) -> Family:
+    """A family that is `parent` but for `differs`. The sizes of the parent's class (`nested_defaults`) are not inherited."""
+    return replace(parent, **{"name": name, "model_types": model_types or (name,), "nested_defaults": {}, **differs})

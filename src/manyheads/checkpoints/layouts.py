@@ -21,13 +21,18 @@ __all__ = [
     "LLAMA_NORMS",
     "LLAMA_PREFIXES",
     "NORMS_PER_HEAD",
+    "OUTPUT_NORMS",
     "PLAIN_MLP",
     "ROTARY_BUFFERS",
     "SHARED_EXPERT",
     "SHARED_EXPERTS",
     "as_encoder",
+    "fused_projections",
     "linear",
+    "llama_layout",
     "norm",
+    "plain_mlp",
+    "projections",
     "rows_by_head",
     "seq2seq_stack",
     "tied_decoder",
@@ -66,6 +71,31 @@ def as_encoder(rows: tuple[Stored, ...]) -> tuple[Stored, ...]:
     )
 
 
+def projections(layer: str, q: str, k: str, v: str, o: str) -> tuple[Stored, ...]:
+    """Queries, keys, values and outputs stored apart under these names, with their biases; `layer` is the attention's own."""
+    return (
+        *linear(q, f"{layer}.q", "(h q) m", "(h q)"),
+        *linear(k, f"{layer}.k", "(k q) m", "(k q)"),
+        *linear(v, f"{layer}.v", "(k v) m", "(k v)"),
+        *linear(o, f"{layer}.o", "m (y v)", "m"),
+    )
+
+
+def fused_projections(name: str, layer: str) -> tuple[Stored, ...]:
+    """One matrix and one bias of queries, keys and values, in this order."""
+    return (
+        Stored(f"{name}.weight", ((f"{layer}.q", "(h q) m"), (f"{layer}.k", "(k q) m"), (f"{layer}.v", "(k v) m"))),
+        Stored(
+            f"{name}.bias", ((f"{layer}.q.bias", "(h q)"), (f"{layer}.k.bias", "(k q)"), (f"{layer}.v.bias", "(k v)"))
+        ),
+    )
+
+
+def plain_mlp(layer: str, up: str, down: str) -> tuple[Stored, ...]:
+    """An MLP without a gate under these names."""
+    return (*linear(up, f"{layer}mlp.up", "w m", "w"), *linear(down, f"{layer}mlp.down", "m w", "m"))
+
+
 def rows_by_head(name: str) -> tuple[Stored, ...]:
     """A fused matrix and bias whose rows are (head, 3, head_dim): each head's query, key, value (GPT-NeoX, BLOOM)."""
     return (
@@ -90,14 +120,10 @@ def seq2seq_stack(role: str, *, places: str) -> tuple[Stored, ...]:
     attentions = [("self_attn", "self")] + ([("encoder_attn", "cross")] if role == "decoder" else [])
     rows: list[Stored] = []
     for theirs, ours in attentions:
-        rows += linear(f"{name}{theirs}.q_proj", f"{layer}{ours}.q", "(h q) m", "(h q)")
-        rows += linear(f"{name}{theirs}.k_proj", f"{layer}{ours}.k", "(k q) m", "(k q)")
-        rows += linear(f"{name}{theirs}.v_proj", f"{layer}{ours}.v", "(k v) m", "(k v)")
-        rows += linear(f"{name}{theirs}.out_proj", f"{layer}{ours}.o", "m (y v)", "m")
+        rows += projections(f"{layer}{ours}", *(f"{name}{theirs}.{part}_proj" for part in ("q", "k", "v", "out")))
         place = "attention" if ours == "self" else "cross"
         rows += norm(f"{name}{theirs}_layer_norm", f"{layer}{places}_{place}_norm")
-    rows += linear(f"{name}fc1", f"{layer}mlp.up", "w m", "w")
-    rows += linear(f"{name}fc2", f"{layer}mlp.down", "m w", "m")
+    rows += plain_mlp(layer, f"{name}fc1", f"{name}fc2")
     rows += norm(f"{name}final_layer_norm", f"{layer}{places}_mlp_norm")
     return tuple(rows)
 
@@ -106,12 +132,7 @@ EMBED = (Stored("model.embed_tokens.weight", (("tokens", "l m"),)),)
 FINAL_NORM = norm("model.norm", "decoder.final_norm")
 HEAD = linear("lm_head", "head", "l m", "l")
 
-LLAMA_ATTENTION = (
-    *linear("model.layers.{i}.self_attn.q_proj", LAYER + "self.q", "(h q) m", "(h q)"),
-    *linear("model.layers.{i}.self_attn.k_proj", LAYER + "self.k", "(k q) m", "(k q)"),
-    *linear("model.layers.{i}.self_attn.v_proj", LAYER + "self.v", "(k v) m", "(k v)"),
-    *linear("model.layers.{i}.self_attn.o_proj", LAYER + "self.o", "m (y v)", "m"),
-)
+LLAMA_ATTENTION = projections(LAYER + "self", *(f"model.layers.{{i}}.self_attn.{part}_proj" for part in "qkvo"))
 NORMS_PER_HEAD = (
     *norm("model.layers.{i}.self_attn.q_norm", LAYER + "self.q_norm", "q"),
     *norm("model.layers.{i}.self_attn.k_norm", LAYER + "self.k_norm", "q"),
@@ -121,10 +142,7 @@ GATED_MLP = (
     *linear("model.layers.{i}.mlp.up_proj", LAYER + "mlp.up", "w m", "w"),
     *linear("model.layers.{i}.mlp.down_proj", LAYER + "mlp.down", "m w", "m"),
 )
-PLAIN_MLP = (
-    *linear("model.layers.{i}.mlp.up_proj", LAYER + "mlp.up", "w m", "w"),
-    *linear("model.layers.{i}.mlp.down_proj", LAYER + "mlp.down", "m w", "m"),
-)
+PLAIN_MLP = plain_mlp(LAYER, "model.layers.{i}.mlp.up_proj", "model.layers.{i}.mlp.down_proj")
 # Gate and up as one matrix, the rows of the gate first (Phi-3, GLM).
 FUSED_GATED_MLP = (
     Stored("model.layers.{i}.mlp.gate_up_proj.weight", ((LAYER + "mlp.gate", "w m"), (LAYER + "mlp.up", "w m"))),
@@ -137,19 +155,22 @@ EXPERTS = (
     Stored("model.layers.{i}.mlp.experts.{x}.up_proj.weight", ((LAYER + "mlp.experts.up", "w m"),), each="x"),
     Stored("model.layers.{i}.mlp.experts.{x}.down_proj.weight", ((LAYER + "mlp.experts.down", "m w"),), each="x"),
 )
+
+
+def _shared(name: str) -> tuple[Stored, ...]:
+    return tuple(
+        Stored(f"model.layers.{{i}}.mlp.{name}.{part}_proj.weight", ((f"{LAYER}mlp.shared.{part}", axes),))
+        for part, axes in (("gate", "u m"), ("up", "u m"), ("down", "m u"))
+    )
+
+
 # Qwen's one expert that is always on, and the gate on it.
 SHARED_EXPERT = (
-    Stored("model.layers.{i}.mlp.shared_expert.gate_proj.weight", ((LAYER + "mlp.shared.gate", "u m"),)),
-    Stored("model.layers.{i}.mlp.shared_expert.up_proj.weight", ((LAYER + "mlp.shared.up", "u m"),)),
-    Stored("model.layers.{i}.mlp.shared_expert.down_proj.weight", ((LAYER + "mlp.shared.down", "m u"),)),
+    *_shared("shared_expert"),
     Stored("model.layers.{i}.mlp.shared_expert_gate.weight", ((LAYER + "mlp.shared_gate", "i m"),)),
 )
 # DeepSeek's, stored side by side as one.
-SHARED_EXPERTS = (
-    Stored("model.layers.{i}.mlp.shared_experts.gate_proj.weight", ((LAYER + "mlp.shared.gate", "u m"),)),
-    Stored("model.layers.{i}.mlp.shared_experts.up_proj.weight", ((LAYER + "mlp.shared.up", "u m"),)),
-    Stored("model.layers.{i}.mlp.shared_experts.down_proj.weight", ((LAYER + "mlp.shared.down", "m u"),)),
-)
+SHARED_EXPERTS = _shared("shared_experts")
 _ATTENTION = "model.layers.{i}.self_attn."
 LATENT_ATTENTION = (
     *linear(_ATTENTION + "q_proj", LAYER + "self.q", "(h q) m", "(h q)"),
@@ -176,7 +197,22 @@ LLAMA_NORMS = (
     *norm("model.layers.{i}.input_layernorm", LAYER + "pre_attention_norm"),
     *norm("model.layers.{i}.post_attention_layernorm", LAYER + "pre_mlp_norm"),
 )
-LLAMA_LAYOUT = (*EMBED, *LLAMA_ATTENTION, *GATED_MLP, *LLAMA_NORMS, *FINAL_NORM, *HEAD)
+# On the outputs of the two halves, before they are added (OLMo 2, EXAONE 4, Gemma 2).
+OUTPUT_NORMS = (
+    *norm("model.layers.{i}.post_attention_layernorm", LAYER + "out_attention_norm"),
+    *norm("model.layers.{i}.post_feedforward_layernorm", LAYER + "out_mlp_norm"),
+)
+
+
+def llama_layout(
+    *, attention: tuple[Stored, ...] = LLAMA_ATTENTION, mlp: tuple[Stored, ...] = GATED_MLP,
+    norms: tuple[Stored, ...] = LLAMA_NORMS, final_norm: tuple[Stored, ...] = FINAL_NORM,
+) -> tuple[Stored, ...]:  # fmt: skip
+    """Rows of a Llama some of whose parts are others."""
+    return (*EMBED, *attention, *mlp, *norms, *final_norm, *HEAD)
+
+
+LLAMA_LAYOUT = llama_layout()
 ROTARY_BUFFERS = (r"rotary_emb\.\w*inv_freq$", r"rotary_emb\.(cos|sin)_cached$")
 # A bare model is saved without the prefix; inside a model of images and text it stands one step deeper.
 LLAMA_PREFIXES = (

@@ -12,6 +12,7 @@ from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import SPELLINGS
 from manyheads.checkpoints.layout import Expected, expected_tensors
 from manyheads.checkpoints.tensors import TensorInfo
+from manyheads.cost.dtypes import known_dtype
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown
 from manyheads.spec.inventory import count, weights
@@ -22,11 +23,6 @@ __all__ = ["HeaderCheck", "check_header", "copies_of", "is_task_head", "located"
 # Formats of quantisation that keep a tensor's name and shape, beside which scales are stored.
 _SHAPE_KEEPING = ("fp8", "fbgemm_fp8")
 _SCALES = re.compile(r"(_scale_inv|_scale|\.input_scale|\.weight_scale|\.activation_scale)$")
-
-_DTYPES = {
-    "F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16", "F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8",
-    "U8": "int8",
-}  # fmt: skip
 
 # The setting behind each letter of a weight's axes.
 _FIELDS = {
@@ -303,5 +299,6 @@ def _summary(
         for tensor in stored:
             held[tensor.dtype] += tensor.nbytes
     most = held.most_common(1)[0][0] if held else ""
-    dtype = method if method == "mxfp4" and most == "U8" else _DTYPES.get(most, most.lower())
+    known = known_dtype(most)
+    dtype = method if method == "mxfp4" and most == "U8" else known.name if known else most.lower()
     return HeaderCheck(stack, parameters, buffers, sum(t.nbytes for t in tensors.values()), dtype, tuple(notes))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_output, add_seed, emit, ending, need, progress, timed
+from manyheads.cost.dtypes import CACHE_DTYPES, dtype_among
 from manyheads.errors import ManyheadsError
-from manyheads.quoting import shown
 
 if TYPE_CHECKING:
     from manyheads.bench.tables import Measured
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["configure", "run"]
 
-_DTYPES = ("fp32", "bf16", "fp16", "int8")
 _EPILOG = """\
 Every path is held against float64 first: one that disagrees gets no time.
 A file that ends in .html gets tables and plots, one in .svg the first plot.
@@ -86,11 +85,7 @@ def _kv_heads(text: str) -> tuple[int, ...]:
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in text.split(",")) if text else ()
-    for name in found:
-        if name not in _DTYPES:
-            raise ManyheadsError(f"--dtypes {shown(name)} is not one of {', '.join(_DTYPES)}")
-    return found
+    return tuple(dtype_among(part.strip(), CACHE_DTYPES[1:], "--dtypes") for part in text.split(",")) if text else ()
 
 
 def _deliver(told: Report, measured: Measured, options: argparse.Namespace) -> None:

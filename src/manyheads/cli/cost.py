@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from manyheads.cli import quantities
-from manyheads.cli.common import add_json, add_output, emit
+from manyheads.cli.common import add_json, add_output, emit, need
 
 if TYPE_CHECKING:
     from manyheads.cost.roofline import Machine
@@ -103,7 +103,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _machine(name: str) -> Machine:
     if name.strip().lower().replace("_", "-").replace(" ", "-") == "this-machine":
-        from manyheads.cost.probe import this_machine
+        for package in ("torch", "numba"):
+            need(package, to="measure this machine")
+        from manyheads.bench.this_machine import this_machine
 
         return this_machine()
     from manyheads.facts.hardware import find_hardware

@@ -7,13 +7,9 @@ import argparse
 from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_output, emit, need
 from manyheads.cli.cost import add_model
-from manyheads.errors import ManyheadsError
-from manyheads.quoting import shown
+from manyheads.cost.dtypes import CACHE_DTYPES, MODEL_DTYPES, dtype_among
 
 __all__ = ["configure", "run"]
-
-_DTYPES = ("fp32", "bf16", "fp16")
-_CACHE_DTYPES = ("model", *_DTYPES, "int8")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +31,8 @@ def run(options: argparse.Namespace) -> int:
 
     context = quantities.contexts(options.context)[-1]
     batch = quantities.positive("--batch", options.batch, 2**20)
-    if options.dtype and options.dtype not in _DTYPES:
-        raise ManyheadsError(f"--dtype {shown(options.dtype)} is not one of {', '.join(_DTYPES)}")
-    if options.cache_dtype not in _CACHE_DTYPES:
-        raise ManyheadsError(f"--cache-dtype {shown(options.cache_dtype)} is not one of {', '.join(_CACHE_DTYPES)}")
+    wanted = dtype_among(options.dtype, MODEL_DTYPES, "--dtype") if options.dtype else ""
+    kept = dtype_among(options.cache_dtype, CACHE_DTYPES, "--cache-dtype")
     if options.output is not None:
         from manyheads.report.files import check_target
 
@@ -49,8 +43,8 @@ def run(options: argparse.Namespace) -> int:
 
     from manyheads.models.explain import Asked, explain
 
-    stored = checkpoint.weight_dtype if checkpoint.weight_dtype in _DTYPES else "bf16"
-    report = explain(checkpoint, Asked(context, batch, options.dtype or stored, options.cache_dtype))
+    stored = checkpoint.weight_dtype if checkpoint.weight_dtype in MODEL_DTYPES else "bf16"
+    report = explain(checkpoint, Asked(context, batch, wanted or stored, kept))
     emit(report, options)
     door = report.data["door"]
     assert isinstance(door, dict)

@@ -19,6 +19,7 @@ from manyheads.cli.common import (
     write_stdout,
 )
 from manyheads.cli.cost import add_model
+from manyheads.cost.dtypes import MODEL_DTYPES, dtype_among
 from manyheads.errors import ManyheadsError
 from manyheads.quoting import shown
 
@@ -59,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the heads."""
     from manyheads.checkpoints.locate import locate
-    from manyheads.models.load.model import DTYPES, check_runnable, demo_model
+    from manyheads.models.load.model import check_runnable, demo_model
     from manyheads.models.load.text import read_text, shipped_text
 
     if options.csv and options.json:
@@ -71,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
             raise ManyheadsError(f"--{name} {value}: at least 2 tokens are needed")
     least_effect = quantities.share("--least-effect", options.least_effect)
     threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
-    if options.dtype not in DTYPES:
-        raise ManyheadsError(f"--dtype {shown(options.dtype)} is not one of {', '.join(DTYPES)}")
+    options.dtype = dtype_among(options.dtype, MODEL_DTYPES, "--dtype")
     if options.conllu and not options.roles:
         raise UsageError("--conllu is for roles, and --no-roles asks for none")
     _check_target(options.output)

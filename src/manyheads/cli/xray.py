@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from manyheads.cli import quantities
 from manyheads.cli.common import add_json, add_least_effect, add_seed, emit, need, progress, timed
 from manyheads.cli.cost import add_model
+from manyheads.cost.dtypes import MODEL_DTYPES, dtype_among
 from manyheads.errors import CheckpointError, ManyheadsError
-from manyheads.quoting import shown, shown_path
+from manyheads.quoting import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     """Prints the x-ray and writes its two files; 1 where what was measured is not what was predicted."""
     from manyheads.checkpoints.locate import locate
     from manyheads.heads.roles import read_conllu
-    from manyheads.models.load.model import DTYPES, check_runnable, demo_model
+    from manyheads.models.load.model import check_runnable, demo_model
     from manyheads.models.load.text import read_text, shipped_text
 
     say = timed()
@@ -71,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
     map_tokens = quantities.positive("--map-tokens", options.map_tokens, 32_768)
     least_effect = quantities.share("--least-effect", options.least_effect)
     contexts = tuple(quantities.contexts(options.context)) if options.context else ()
-    if options.dtype not in DTYPES:
-        raise ManyheadsError(f"--dtype {shown(options.dtype)} is not one of {', '.join(DTYPES)}")
+    options.dtype = dtype_among(options.dtype, MODEL_DTYPES, "--dtype")
     targets = _targets(options.output)
     reading = read_text(options.text) if options.text else shipped_text()
     sentences = read_conllu(options.conllu) if options.conllu else None

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from manyheads.cost.algebra import Number, ceil_div
 from manyheads.errors import SpecError
 from manyheads.facts.ggml_types import GGML_BLOCKS
 from manyheads.quoting import shown
 from manyheads.record import record
 
-__all__ = ["DTYPES", "DType", "KVDType", "dtype", "kv_dtype"]
+__all__ = [
+    "CACHE_DTYPES",
+    "DTYPES",
+    "MODEL_DTYPES",
+    "DType",
+    "KVDType",
+    "dtype",
+    "dtype_among",
+    "known_dtype",
+    "kv_dtype",
+]
 
 
 @record
 class DType:
     """A storage format: `block_bytes` bytes hold `block_elements` elements.
 
-    `kind` says what arithmetic runs on it: "fp32", "bf16", "fp16", "fp8", "int8" or "int4".
+    `kind` says what arithmetic runs on it: "fp64", "fp32", "bf16", "fp16", "fp8", "int8" or "int4". `torch_name` and
+    `safetensors_name` are what torch and safetensors files call it, "" where they have no such type.
     """
 
     name: str
     block_elements: int
     block_bytes: int
     kind: str
+    torch_name: str = ""
+    safetensors_name: str = ""
 
     def bytes(self, elements: Number) -> Number:
         """Bytes that hold `elements` elements, the last block rounded up."""
@@ -62,58 +77,80 @@ class KVDType:
         return self.keys.bytes(keys) + self.values.bytes(values)
 
 
-# name: (elements a block, bytes a block, arithmetic)
+# name: (elements a block, bytes a block, arithmetic, torch's name, safetensors' name)
 _PLAIN = {
-    "fp64": (1, 8, "fp64"),
-    "fp32": (1, 4, "fp32"),
-    "bf16": (1, 2, "bf16"),
-    "fp16": (1, 2, "fp16"),
-    "fp8": (1, 1, "fp8"),
-    "int8": (1, 1, "int8"),
-    "int4": (2, 1, "int4"),
+    "fp64": (1, 8, "fp64", "float64", "F64"),
+    "fp32": (1, 4, "fp32", "float32", "F32"),
+    "bf16": (1, 2, "bf16", "bfloat16", "BF16"),
+    "fp16": (1, 2, "fp16", "float16", "F16"),
+    "fp8": (1, 1, "fp8", "float8_e4m3fn", "F8_E4M3"),
+    "int8": (1, 1, "int8", "int8", "I8"),
+    "int4": (2, 1, "int4", "", ""),
 }
 
 # The block formats of ggml: 32 to 256 elements with their scales, widened before they are multiplied.
 _BLOCKS = {
-    name.lower(): (elements, size, "int4" if name in ("MXFP4", "NVFP4") else "int8")
+    name.lower(): (elements, size, "int4" if name in ("MXFP4", "NVFP4") else "int8", "", "")
     for name, (elements, size) in GGML_BLOCKS.items()
     if elements > 1
 }
-_TABLE = _PLAIN | _BLOCKS
+_TABLE = {name: DType(name, *row) for name, row in (_PLAIN | _BLOCKS).items()}
 
-_ALIASES = {
-    "float64": "fp64",
+# Other words for them: torch's, numpy's, those of safetensors and of GGUF files, and what people write.
+_WORDS = {
     "double": "fp64",
-    "float32": "fp32",
+    "f64": "fp64",
     "float": "fp32",
     "f32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
     "half": "fp16",
     "f16": "fp16",
     "16-bit": "bf16",
     "float8": "fp8",
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
-    "float8_e4m3fn": "fp8",
+    "f8_e4m3": "fp8",
+    "f8_e5m2": "fp8",
     "float8_e5m2": "fp8",
     "i8": "int8",
+    "u8": "int8",
     "uint8": "int8",
     "i4": "int4",
-}
+} | {row.torch_name: name for name, row in _TABLE.items() if row.torch_name}
 
 DTYPES = tuple(_TABLE)
+MODEL_DTYPES = ("fp32", "bf16", "fp16")
+"""What models are run in."""
+CACHE_DTYPES = ("model", *MODEL_DTYPES, "int8")
+"""What our caches keep keys and values in; "model": as they come."""
 
 
 def dtype(name: str) -> DType:
     """The format called `name` (any of the usual spellings); SpecError lists the valid ones."""
     if not isinstance(name, str):
         raise SpecError(f"a dtype is named by a word, found {shown(name)}; valid: {', '.join(DTYPES)}")
-    key = name.strip().lower().removeprefix("torch.")
-    key = _ALIASES.get(key, key)
-    if key not in _TABLE:
+    found = known_dtype(name)
+    if found is None:
         raise SpecError(f"unknown dtype {shown(name)}; valid: {', '.join(DTYPES)}")
-    return DType(key, *_TABLE[key])
+    return found
+
+
+def known_dtype(word: str) -> DType | None:
+    """The same, None where no format has that name."""
+    key = word.strip().lower().removeprefix("torch.")
+    return _TABLE.get(_WORDS.get(key, key))
+
+
+def dtype_among(word: str, valid: Iterable[str], asked: str) -> str:
+    """The name of the format called `word`, which must be one of `valid`; these may hold other words too, as "model".
+
+    SpecError says `asked` (a parameter, an option) and what is valid.
+    """
+    known = known_dtype(word) if isinstance(word, str) else None
+    name = known.name if known else word
+    names = tuple(valid)
+    if name not in names:
+        raise SpecError(f"{asked} {shown(word)} is not one of {', '.join(names)}")
+    return name
 
 
 def kv_dtype(name: str) -> KVDType:

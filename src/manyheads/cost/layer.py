@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from manyheads.cost import formulas
 from manyheads.cost.algebra import Number
+from manyheads.cost.dtypes import dtype as format_of
 from manyheads.cost.pairs import keys_held, visible_pairs
 from manyheads.spec.attention import AttentionSpec, Borrowed, Cross
 from manyheads.spec.kv import Heads, Latent, State
@@ -20,6 +21,7 @@ __all__ = [
     "key_token_macs",
     "pair_macs",
     "query_token_macs",
+    "read_bytes",
     "read_parts",
     "score_elements",
     "state_elements",
@@ -113,6 +115,16 @@ def read_parts(spec: AttentionSpec) -> tuple[int, int]:
         return int(formulas.latent_cache_elements(kv.rank, kv.rope_dim)), 0
     keys = formulas.heads_cache_elements(kv.num_kv_heads, kv.head_dim, 0)
     return int(keys), int(formulas.heads_cache_elements(kv.num_kv_heads, 0, kv.v_head_dim))
+
+
+def read_bytes(spec: AttentionSpec, keys: Number, dtype: str) -> Number:
+    """Bytes of `keys` cached tokens as our caches keep them and a query reads them: in int8 with a 16-bit scale a token and
+    head for keys and for values.
+    """
+    if dtype == "int8" and isinstance(spec.kv, Heads):
+        heads, kv = spec.kv.num_kv_heads, spec.kv
+        return keys * sum(formulas.int8_part_bytes(heads, size) for size in (kv.head_dim, kv.v_head_dim))
+    return format_of(dtype).bytes(keys * sum(read_parts(spec)))
 
 
 def state_elements(spec: AttentionSpec) -> int:

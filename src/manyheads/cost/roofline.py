@@ -11,7 +11,16 @@ from typing import Literal, Protocol
 from manyheads.errors import SpecError
 from manyheads.record import record
 
-__all__ = ["COMPUTE_EFFICIENCY", "DECODE_EFFICIENCY", "Machine", "StepTime", "arithmetic_dtype", "roofline"]
+__all__ = [
+    "COMPUTE_EFFICIENCY",
+    "DECODE_EFFICIENCY",
+    "Floor",
+    "Machine",
+    "StepTime",
+    "arithmetic_dtype",
+    "floor",
+    "roofline",
+]
 
 # Shares of bandwidth and of peak that serving and training reach in published reports: model-FLOPs utilisation between
 # a third and a half (PaLM, arXiv 2204.02311, Table 3: 46%; Llama 3, 2407.21783: 38 to 43%), decoding at half of the
@@ -60,6 +69,29 @@ _ARITHMETIC = {
 }
 
 
+@record
+class Floor:
+    """The least time of a step: `seconds`, and whether "memory" or "compute" sets it."""
+
+    memory_seconds: float
+    compute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The larger of the two."""
+        return max(self.memory_seconds, self.compute_seconds)
+
+    @property
+    def bound_by(self) -> Literal["compute", "memory"]:
+        """Which of the two that is."""
+        return "memory" if self.memory_seconds >= self.compute_seconds else "compute"
+
+
+def floor(*, moved_bytes: float, flops: float, bandwidth: float, peak: float) -> Floor:
+    """The roofline of a step on a machine that reads `bandwidth` bytes and multiplies `peak` FLOPs a second."""
+    return Floor(moved_bytes / bandwidth, flops / peak)
+
+
 def arithmetic_dtype(peaks: dict[str, int], kind: str, name: str) -> str:
     """The dtype that products run in on a device with `peaks`; SpecError where no peak is known."""
     for candidate in _ARITHMETIC[kind]:
@@ -79,9 +111,9 @@ def roofline(machine: Machine, *, flops: int, moved_bytes: int, kind: str, compu
     """
     peaks = dict(machine.peak_flops_per_second)  # type: ignore[call-overload]
     dtype = arithmetic_dtype(peaks, kind, machine.name)
-    compute = flops / peaks[dtype]
-    memory = moved_bytes / machine.bandwidth_bytes_per_second
-    low = max(compute, memory)
+    least = floor(moved_bytes=moved_bytes, flops=flops, bandwidth=machine.bandwidth_bytes_per_second, peak=peaks[dtype])
     efficiency = COMPUTE_EFFICIENCY if compute_bound_prior else DECODE_EFFICIENCY
-    bound_by: Literal["compute", "memory"] = "compute" if compute > memory else "memory"
-    return StepTime(dtype, compute, memory, bound_by, low, "derived", low / efficiency, "prior", efficiency)
+    return StepTime(
+        dtype, least.compute_seconds, least.memory_seconds, least.bound_by, least.seconds, "derived",
+        least.seconds / efficiency, "prior", efficiency,
+    )  # fmt: skip

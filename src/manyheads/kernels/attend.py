@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import SpecError
-from manyheads.kernels import lanes, team
+from manyheads.kernels import team
 from manyheads.kernels.decode import kernel
 from manyheads.kernels.keys import MOST_QUERIES, Keys
+from manyheads.kernels.kinds import FLOATING, KINDS
 from manyheads.kernels.request import Inputs, prepared
 from manyheads.kernels.scratch import scratch
 from manyheads.ops import arguments
@@ -23,12 +24,6 @@ from manyheads.ops.answer import Answer, No, Yes
 __all__ = ["LARGEST_HEAD", "MOST_QUERIES", "Keys", "decode", "supports"]
 
 LARGEST_HEAD = 1024
-_KINDS = {
-    torch.float32: lanes.FP32,
-    torch.bfloat16: lanes.BF16,
-    torch.float16: lanes.FP16,
-    torch.int8: lanes.INT8,
-}
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> Answer:
@@ -44,9 +39,9 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> Answer:
         return No("the kernels read memory, and a mode or a transform of torch stands before these tensors")
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return No("the kernels have no backward pass")
-    if k.dtype not in _KINDS or v.dtype != k.dtype:
+    if k.dtype not in KINDS or v.dtype != k.dtype:
         return No("keys and values must both be float32, bfloat16, float16 or int8; found {} and {}", k.dtype, v.dtype)
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if q.dtype not in FLOATING:
         return No("queries must be float32, bfloat16 or float16; found {}", q.dtype)
     if not 1 <= q.shape[2] <= MOST_QUERIES:
         return No("the kernels take 1 to {} new queries, found {}", MOST_QUERIES, q.shape[2])
@@ -97,7 +92,7 @@ def decode(
     arguments.check_scale(scale)
     arguments.check_softcap(softcap)
     _check_beside(q, k, keys, bias, slopes, positions, sinks, k_scale, v_scale)
-    kind, (b, h, t, size), out_size = _KINDS[k.dtype], q.shape, v.shape[3]
+    kind, (b, h, t, size), out_size = KINDS[k.dtype], q.shape, v.shape[3]
     threads = threads or team.default_threads()
     inputs = Inputs(
         _side_by_side(q.detach().float()), k, v, keys.low.contiguous(), keys.high.contiguous(),

@@ -21,11 +21,10 @@ from manyheads.kernels import lanes, team
 from manyheads.kernels.access import floats, take
 from manyheads.kernels.blocks import mixes, row_scores
 from manyheads.kernels.caching import Entry, entry
+from manyheads.kernels.kinds import FLOATING
 from manyheads.kernels.micro import place
 
-__all__ = ["KINDS", "times", "times_transposed"]
-
-KINDS = {torch.float32: lanes.FP32, torch.bfloat16: lanes.BF16, torch.float16: lanes.FP16}
+__all__ = ["times", "times_transposed"]
 
 # Strides in bytes; `scratch` holds, for each head, the widened rows of x or of y.
 _FIELDS = "counter heads rows inner x x_head x_row w w_head w_row y y_head y_row scratch scratch_head"
@@ -36,21 +35,21 @@ _SIGNATURE = types.void(types.CPointer(from_dtype(_REQUEST)))
 def times(x: Tensor, w: Tensor) -> Tensor:
     """x_h W_h in fp32: x (h, r, n), w (h, n, c) in fp32, bf16 or fp16 with rows that lie side by side; (h, r, c)."""
     _check(x, w, inner=1)
-    return _run(_mixing(KINDS[w.dtype], w.shape[2]), x, w, columns=w.shape[2], widened=w.shape[2], inner=w.shape[1])
+    return _run(_mixing(FLOATING[w.dtype], w.shape[2]), x, w, columns=w.shape[2], widened=w.shape[2], inner=w.shape[1])
 
 
 def times_transposed(x: Tensor, w: Tensor) -> Tensor:
     """x_h W_h^T in fp32: x (h, r, c), w (h, n, c) as in `times`; (h, r, n)."""
     _check(x, w, inner=2)
-    return _run(_scoring(KINDS[w.dtype], w.shape[2]), x, w, columns=w.shape[1], widened=w.shape[2], inner=w.shape[1])
+    return _run(_scoring(FLOATING[w.dtype], w.shape[2]), x, w, columns=w.shape[1], widened=w.shape[2], inner=w.shape[1])
 
 
 def _check(x: Tensor, w: Tensor, *, inner: int) -> None:
     fits = x.dim() == w.dim() == 3 and x.shape[0] == w.shape[0] and x.shape[2] == w.shape[inner]
     if not fits or not x.is_cpu or not w.is_cpu:
         raise SpecError(f"vectors {tuple(x.shape)} on {x.device} do not fit matrices {tuple(w.shape)} on {w.device}")
-    if w.dtype not in KINDS or w.stride(2) != 1 or (w.dtype == torch.bfloat16 and w.shape[2] % 2):
-        raise SpecError(f"matrices of {w.dtype} with strides {w.stride()}: valid are {', '.join(map(str, KINDS))}, rows that"
+    if w.dtype not in FLOATING or w.stride(2) != 1 or (w.dtype == torch.bfloat16 and w.shape[2] % 2):
+        raise SpecError(f"matrices of {w.dtype} with strides {w.stride()}: valid are {', '.join(map(str, FLOATING))}, rows that"
                         " lie side by side, of an even length in bfloat16")  # fmt: skip
 
 
@@ -58,7 +57,7 @@ def _run(code: Entry, x: Tensor, w: Tensor, *, columns: int, widened: int, inner
     heads, rows, _ = x.shape
     x, w = x.detach().float().contiguous(), w.detach()
     y = torch.empty((heads, rows, columns))
-    kind = KINDS[w.dtype]
+    kind = FLOATING[w.dtype]
     each = rows * lanes.padded(kind, widened)
     scratch, counter = torch.empty(heads * each), torch.zeros(1, dtype=torch.int64)
     width = w.element_size()

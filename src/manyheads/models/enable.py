@@ -13,12 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from manyheads.errors import BackendError
-from manyheads.quoting import shown
+from manyheads.cost.dtypes import CACHE_DTYPES, dtype_among
 
-__all__ = ["CACHE_DTYPES", "cache", "disable", "enable"]
-
-CACHE_DTYPES = ("model", "fp32", "bf16", "fp16", "int8")
+__all__ = ["cache", "disable", "enable"]
 
 # transformers' own layers by name, while ours stand in their place.
 _replaced: dict[str, Any] = {}
@@ -74,13 +71,12 @@ def cache(model: Any, *, dtype: str = "model") -> Any:
     is read as it is by the kernels, and widened for everything else. In a graph of torch.compile layers grow as transformers'
     own do, by a copy.
 
-    Raises BackendError for models that bring a cache of their own.
+    Raises BackendError for models that bring a cache of their own, SpecError for another dtype.
     """
-    if dtype not in CACHE_DTYPES:
-        raise BackendError(f"dtype must be one of {', '.join(CACHE_DTYPES)}; found {shown(dtype)}")
+    stored = dtype_among(dtype, CACHE_DTYPES, "dtype")
     from manyheads.models.caches.make import make_cache
 
-    return make_cache(model, dtype)
+    return make_cache(model, stored)
 
 
 def _patch(module: Any) -> None:

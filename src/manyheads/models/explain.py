@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.checkpoints.reading import Checkpoint
+from manyheads.cost.dtypes import CACHE_DTYPES, MODEL_DTYPES, dtype_among
 from manyheads.cost.engine_layers import window_of
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.layer.backends import Selected, is_profitable, select
@@ -24,19 +25,17 @@ from manyheads.models.door.attentions import find_attentions
 from manyheads.ops.bias import Alibi, alibi_slopes
 from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import Packed
+from manyheads.ops.dtypes import torch_dtype
 from manyheads.ops.latent import Latents
 from manyheads.ops.masks import causal, everything
-from manyheads.quoting import shown
 from manyheads.report.value import Column, Report, Table
 from manyheads.spec import Alibi as AlibiSpec
 from manyheads.spec import AttentionSpec, Borrowed, Cross, RelativeBuckets, State, to_text
 from manyheads.spec import Latent as LatentSpec
 from manyheads.spec.masks import Band, Bidirectional, Causal
 
-__all__ = ["DTYPES", "Asked", "explain"]
+__all__ = ["Asked", "explain"]
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_CACHES = {"model": "", "int8": torch.int8, **DTYPES}
 _OWN = Selected("transformers", "the model does not ask for another")
 
 
@@ -51,10 +50,12 @@ class Asked:
 
 
 def explain(checkpoint: Checkpoint, asked: Asked) -> Report:
-    """One row for each distinct layer: how it decodes, how it reads a prompt, what keeps its tokens. Raises BackendError."""
-    for option, value, valid in (("dtype", asked.dtype, DTYPES), ("cache dtype", asked.cache_dtype, _CACHES)):
-        if value not in valid:
-            raise BackendError(f"{option} {shown(value)} is not one of {', '.join(valid)}")
+    """One row for each distinct layer: how it decodes, how it reads a prompt, what keeps its tokens. Raises SpecError for another dtype."""
+    asked = replace(
+        asked,
+        dtype=dtype_among(asked.dtype, MODEL_DTYPES, "dtype"),
+        cache_dtype=dtype_among(asked.cache_dtype, CACHE_DTYPES, "cache dtype"),
+    )
     passes, door, unabsorbed = _door(checkpoint)
     layers = []
     for stack in checkpoint.stack.stacks:
@@ -175,7 +176,7 @@ def _empty(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Tensor:
 
 
 def _call(spec: AttentionSpec, queries: int, keys: int, asked: Asked, *, cached: bool) -> AttentionCall:
-    kv, dtype = spec.kv, DTYPES[asked.dtype]
+    kv, dtype = spec.kv, torch_dtype(asked.dtype)
     heads = getattr(kv, "num_kv_heads", spec.num_heads)
     q = _empty((asked.batch, spec.num_heads, queries, kv.head_dim), dtype)  # type: ignore[union-attr]
     k, v = (
@@ -199,8 +200,8 @@ def _call(spec: AttentionSpec, queries: int, keys: int, asked: Asked, *, cached:
 
 def _kept(shape: tuple[int, int, int, int], asked: Asked) -> Tensor:
     """Keys or values as a cache of this dtype hands them over."""
-    outside = DTYPES[asked.dtype]
-    inside = outside if asked.cache_dtype == "model" else _CACHES[asked.cache_dtype]
+    outside = torch_dtype(asked.dtype)
+    inside = outside if asked.cache_dtype == "model" else torch_dtype(asked.cache_dtype)
     if inside == outside:
         return _empty(shape, outside)
     scales = torch.empty(1).expand(shape[:3]) if inside == torch.int8 else None
@@ -209,12 +210,12 @@ def _kept(shape: tuple[int, int, int, int], asked: Asked) -> Tensor:
 
 def _latent_decode(spec: AttentionSpec, kv: LatentSpec, keys: int, asked: Asked) -> Selected:
     """Over rows as the cache keeps them: int8 is dequantized at each step, anything else read as it lies."""
-    inside = DTYPES[asked.dtype] if asked.cache_dtype in ("model", "int8") else _CACHES[asked.cache_dtype]
+    inside = torch_dtype(asked.dtype) if asked.cache_dtype in ("model", "int8") else torch_dtype(asked.cache_dtype)
     rows = _empty((asked.batch, 1, keys, kv.rank + kv.rope_dim), inside)
-    up = torch.empty(spec.num_heads, kv.nope_dim + kv.v_head_dim, kv.rank, dtype=DTYPES[asked.dtype], device="meta")
+    up = torch.empty(spec.num_heads, kv.nope_dim + kv.v_head_dim, kv.rank, dtype=torch_dtype(asked.dtype), device="meta")
     latents = Latents(rows[..., : kv.rank], rows[..., kv.rank :], up[:, : kv.nope_dim], up[:, kv.nope_dim :])
-    k, v = (each.looking(DTYPES[asked.dtype]) for each in latents.deferred())
-    q = _empty((asked.batch, spec.num_heads, 1, kv.nope_dim + kv.rope_dim), DTYPES[asked.dtype])
+    k, v = (each.looking(torch_dtype(asked.dtype)) for each in latents.deferred())
+    q = _empty((asked.batch, spec.num_heads, 1, kv.nope_dim + kv.rope_dim), torch_dtype(asked.dtype))
     answer = is_profitable(AttentionCall.checked(q, k, v, scale=1.0))
     if answer:
         dequantized = "; int8 latents are widened at each step" if asked.cache_dtype == "int8" else ""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.checkpoints.pruned import KEY, read_record
+from manyheads.cost.dtypes import dtype as format_of
 from manyheads.cost.engines import engine_answers
 from manyheads.cost.model import cache_bytes
 from manyheads.cost.workload import Workload
@@ -118,7 +119,7 @@ def measure_cache(model: Any, stack: StackSpec, inputs: Inputs, *, dtype: str, s
     after_prefill = _sizes(tensors)
     run.step(cache, prompt)
     after_step = _sizes(list(_tensors(cache)))
-    used, why = _ideal_measured(run, stack, prompt, _bytes_of(dtype), seed)
+    used, why = _ideal_measured(run, stack, prompt, int(format_of(dtype).bytes(1)), seed)
     ideal = [_ideal(stack, tokens, source, dtype) for tokens in (prompt, prompt + 1)]
     held, refusal = _predicted(stack, prompt, source, dtype)
     rows = []
@@ -127,10 +128,6 @@ def measure_cache(model: Any, stack: StackSpec, inputs: Inputs, *, dtype: str, s
         for which, number in zip(("logical", "storage"), measured, strict=True):
             rows.append(Held(which, when, held.get(f"{which}_{when}_bytes"), number, refusal))
     return CacheCheck(tuple(rows), kind, prompt, source, dtype)
-
-
-def _bytes_of(dtype: str) -> int:
-    return {"fp32": 4, "bf16": 2, "fp16": 2}[dtype]
 
 
 def _ideal(stack: StackSpec, tokens: int, source: int, dtype: str) -> int:

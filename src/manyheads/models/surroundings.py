@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import time
 from importlib import metadata
 from typing import Any
 
-__all__ = ["busy_cores", "machine", "usual_threads", "versions"]
+from manyheads.cost.machine import busy_cores, cores, memory_bytes, processor, usable_cores
+
+__all__ = ["machine", "usual_threads", "versions"]
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 
@@ -17,27 +17,14 @@ def machine() -> dict[str, Any]:
     """Processor, cores, memory and system; an accelerator where torch sees one. No name of the host or the user."""
     import torch
 
-    names = getattr(os, "sysconf_names", {})
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_PHYS_PAGES" in names else None
     return {
-        "processor": _processor(),
-        "cores": os.cpu_count() or 0,
+        "processor": processor(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": memory,
+        "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
         "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:
@@ -61,30 +48,4 @@ def usual_threads() -> int:
     """
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(torch.get_num_threads(), cores - busy_cores()))
-
-
-def busy_cores() -> int:
-    """Cores that other programs keep busy: the load of the last minute, or what runs at this moment where that is less.
-
-    0 where the system does not say.
-    """
-    try:
-        load = os.getloadavg()[0]
-    except (OSError, AttributeError):
-        return 0
-    return round(min(load, _running_now(load)))
-
-
-def _running_now(otherwise: float) -> float:
-    """The mean number of other running tasks over a tenth of a second; `otherwise` where the system does not say."""
-    seen = []
-    for _ in range(5):
-        try:
-            with open("/proc/loadavg", encoding="ascii") as file:
-                seen.append(int(file.read().split()[3].partition("/")[0]) - 1)
-        except (OSError, ValueError, IndexError):
-            return otherwise
-        time.sleep(0.02)
-    return sum(seen) / len(seen)
+    return max(1, min(torch.get_num_threads(), usable_cores() - busy_cores()))

@@ -16,7 +16,6 @@ __all__ = ["CASES"]
 
 _LONG = Sizes(batch=1, heads=2, kv_heads=2, queries=32, keys=512, dim=16, value_dim=16)
 _BEYOND = Sizes(batch=1, heads=2, kv_heads=2, queries=3, keys=3, dim=16, value_dim=16)
-_NAMES = {torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 _ERROR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2.5e-3, torch.bfloat16: 1e-2}
 
 
@@ -50,7 +49,7 @@ def precise(dtype: torch.dtype) -> Judge:
         out, right = subject.call(problem), subject.answer(problem)
         if out.dtype != dtype:
             return Finding(
-                f"an output in {_NAMES[dtype]}, as the input", f"an output in {str(out.dtype).removeprefix('torch.')}",
+                f"an output in {_named(dtype)}, as the input", f"an output in {_named(out.dtype)}",
                 "dtype", "what calls it gets a format it did not ask for",
             )  # fmt: skip
         error = (out.double() - right).abs().max().item() / max(right.abs().max().item(), 1e-30)
@@ -60,20 +59,24 @@ def precise(dtype: torch.dtype) -> Judge:
             bad = int((~out.isfinite()).sum())
             return Finding(
                 "finite numbers", f"{bad} of {out.numel()} numbers are NaN or infinite", "overflow",
-                f"something inside leaves the range of {_NAMES[dtype]}: compute scores and softmax in float32",
+                f"something inside leaves the range of {_named(dtype)}: compute scores and softmax in float32",
             )  # fmt: skip
         if _wrong_anyway(subject, problem):
             return Skip("its values are wrong in float32 already")
         why = (
             "something inside is computed in float32"
             if dtype == torch.float64
-            else f"the scores or the softmax are computed in {_NAMES[dtype]}: compute them in float32 and cast at the end"
+            else f"the scores or the softmax are computed in {_named(dtype)}: compute them in float32 and cast at the end"
         )
         return Finding(
             f"an error of at most {_ERROR[dtype]:g} of the largest value", f"an error of {error:.2g}", "precision", why
         )
 
     return judge
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _wrong_anyway(subject: Subject, problem: Problem) -> bool:
@@ -85,7 +88,7 @@ def _wrong_anyway(subject: Subject, problem: Problem) -> bool:
 
 
 def _case(dtype: torch.dtype, build: Callable[[Sizes, torch.Generator], Problem], sizes: Sizes, proves: str) -> Case:
-    name = _NAMES[dtype]
+    name = _named(dtype)
     return Case(
         name=name, suite="dtypes", build=build, judge=precise(dtype), full=sizes, least=sizes, valid=self_attention,
         needs=(name,), demand=name, proves=proves,

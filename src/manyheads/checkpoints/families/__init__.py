@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.checkpoints.family import Family
 
-__all__ = ["LEFT_OUT", "MISLEADING", "MODULES", "family", "named", "names", "recognise"]
+__all__ = ["MODULES", "family", "named", "names", "recognise"]
 
 # Module: the `model_type` values that its families read.
 MODULES: dict[str, tuple[str, ...]] = {
@@ -84,115 +84,6 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gpt2", ("n_positions", "n_embd", "n_layer", "n_head")),
     ("bert", ("type_vocab_size", "hidden_size", "intermediate_size")),
 )
-
-# Models whose fields would be read as another kind's, and what is different in them.
-_CLIP = "its MLP has no gate, its positions are learned, and it compares texts with images"
-_NO_GATE = "its MLP has no gate"
-_CODEBOOKS = "it has a table of tokens for each codebook of sound"
-_IMAGES = "it reads images, not tokens"
-_LAYOUT = "it also embeds where words stand on a page"
-_NARROW = "its embeddings are narrower than the model"
-_NO_POOLER = "it is BERT without a pooler"
-_SOUND = "it reads sound, not tokens"
-
-MISLEADING = {
-    "aimv2_text_model": "its positions are learned, and it compares texts with images",
-    "albert": "all its layers share one set of weights",
-    "aria_text": "its shared experts are counted in a way of their own",
-    "bert-generation": "its MLP has no gate, and it has biases everywhere",
-    "biogpt": _NO_GATE,
-    "blip_text_model": "it has biases, learned positions and, in some uses, attention to images",
-    "chameleon": "its tokenizer of images is a part of it, and its heads have norms with shifts",
-    "clip_text_model": _CLIP,
-    "clipseg_text_model": _CLIP,
-    "clvp_encoder": "it is an encoder of speech and text with a projection behind it",
-    "cosmos3_edge_text": _NO_GATE,
-    "csm": "it has a second decoder, over codebooks of sound",
-    "csm_depth_decoder_model": _CODEBOOKS,
-    "ctrl": "its MLP has a width of its own (dff)",
-    "deberta": "its attention is disentangled: positions have keys and queries of their own",
-    "deberta-v2": "its attention is disentangled: positions have keys and queries of their own",
-    "deepseek_ocr2_encoder": _IMAGES,
-    "dia_encoder": "it is an encoder, and would be read as a decoder",
-    "diffllama": "its attention is the difference of two softmaxes",
-    "dpr": _NO_POOLER,
-    "electra": _NARROW,
-    "esmc": "it is an encoder, and would be read as a decoder",
-    "flava_image_model": _IMAGES,
-    "git": "its image encoder is a part of it that no text_config sets apart",
-    "groupvit_text_model": _CLIP,
-    "gte": "its positions are rotary and its MLP is gated",
-    "higgs_audio_v2": "each of its layers has a second MLP, for sound",
-    "hrm_text": "its layers are run several times in cycles, with caches of their own",
-    "hunyuan_v1_moe": "its experts have a shared one that no field counts",
-    "imagegpt": "it reads pixels: its head is narrower than its table, and its norms have no shift",
-    "jais2": _NO_GATE,
-    "jina_embeddings_v3": "its positions are rotary",
-    "lara_mini": "its attention has no output gate, unlike the Qwen3-Next that its fields resemble",
-    "layoutlm": _LAYOUT,
-    "lilt": "a second, narrower stream reads the layout of the page",
-    "longcat_flash": "each of its layers has two attentions",
-    "markuplm": "it also embeds the paths of words in markup",
-    "metaclip_2_text_model": _CLIP,
-    "mobilebert": "its layers are narrowed by bottlenecks",
-    "mra": "its attention is approximated at several resolutions",
-    "musicgen_decoder": _CODEBOOKS,
-    "musicgen_melody_decoder": _CODEBOOKS,
-    "nanochat": _NO_GATE,
-    "nemotron3_5_transcribe_word_timestamp": _SOUND,
-    "nemotron": _NO_GATE,
-    "ovis2_vision": _IMAGES,
-    "owlv2_text_model": _CLIP,
-    "owlvit_text_model": _CLIP,
-    "phi4_multimodal": "its encoders of images and speech are parts of it that no text_config sets apart",
-    "pix2struct_text_model": "it is a decoder alone, which reads images by cross-attention",
-    "pop2piano": "it reads sound through a table of its own",
-    "qwen3_omni_moe_talker_code_predictor": _CODEBOOKS,
-    "qwen3_omni_moe_talker_text": "its shared expert is sized by a field that its configuration lacks",
-    "rembert": _NARROW,
-    "roc_bert": "it also embeds the shape and the sound of characters",
-    "roformer": "its positions are rotary",
-    "sam3_lite_text_text_model": "convolutions stand among its layers",
-    "siglip2_text_model": _CLIP,
-    "siglip_text_model": _CLIP,
-    "splinter": _NO_POOLER,
-    "t5_gemma_module": "it is one half of a T5Gemma",
-    "t5gemma2_decoder": "its self-attention and cross-attention are one",
-    "t5gemma2_text": "it is an encoder, and would be read as a decoder",
-    "tipsv2_text_model": _CLIP,
-    "tvp": "it also reads video",
-    "udop": _LAYOUT,
-    "ultrabert": "it is an encoder, and would be read as a decoder",
-    "videoprism_text_model": _CLIP,
-    "visual_bert": "it also embeds what it sees",
-    "voxtral_encoder": _SOUND,
-    "xclip_text_model": _CLIP,
-    "xmod": "each of its layers has adapters, one for each language",
-}
-
-# Models that the shared readers price but for less than a thousandth: what is left out.
-LEFT_OUT = {
-    "bitnet": "a norm inside each attention and each MLP is left out",
-    "bros": "what embeds boxes on a page is left out",
-    "cohere_compass_text": "a norm too many is counted in each layer",
-    "flex_olmo": "norms on queries and keys are left out",
-    "flint": "sinks, and norms on queries and keys, are left out",
-    "glm4v_text": "biases on queries, keys and values, and two norms a layer, are left out",
-    "glm_image_text": "two norms a layer are left out, and a bias on outputs is counted that the model does not have",
-    "glm_ocr_text": "two norms a layer are left out",
-    "granite_swa": "sinks are left out",
-    "granitemoe_swa": "sinks are left out",
-    "hunyuan_v1_dense": "norms on queries and keys are left out",
-    "hunyuan_vl_text": "norms on queries and keys are left out",
-    "hyperclovax": "two norms a layer are left out",
-    "kolibri1": "norms on queries and keys, and two norms a layer, are left out",
-    "minimax_m2": "norms on queries and keys are left out",
-    "openai-gpt": "a final norm is counted that the model does not have",
-    "phimoe": "shifts of norms are left out",
-    "qwen3_vl_moe_text": "norms on queries and keys are left out",
-    "roberta-prelayernorm": "a final norm is left out",
-    "umt5": "only one table of relative positions is counted, and each layer has its own",
-}
 
 
 def named(name: str) -> Family:

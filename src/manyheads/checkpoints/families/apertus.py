@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import (
-    EMBED,
-    FINAL_NORM,
-    HEAD,
-    LAYER,
-    LLAMA_ATTENTION,
-    LLAMA_PREFIXES,
-    NORMS_PER_HEAD,
-    PLAIN_MLP,
-    ROTARY_BUFFERS,
-    norm,
-)
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import LAYER, LLAMA_ATTENTION, NORMS_PER_HEAD, PLAIN_MLP, llama_layout, norm
 from manyheads.spec.positions import Llama3Scaling, Rope
 from manyheads.spec.stack import OtherWeight
 
@@ -45,29 +35,28 @@ def _finish(fields: Fields, draft: Draft) -> None:
 
 
 FAMILIES = (
-    Family(
-        name="apertus",
-        model_types=("apertus", "apertus1p5_text"),
+    like(
+        LLAMA,
+        "apertus",
+        "apertus",
+        "apertus1p5_text",
         defaults={"norm_eps": 1e-5, "rope_theta": 1.2e7},
         gated=False,
-        bias_fields=(("attention_bias", "qkvo"),),
         qk_norm="head",
-        layout=(
-            *EMBED,
-            *LLAMA_ATTENTION,
-            *NORMS_PER_HEAD,
-            *PLAIN_MLP,
-            *(
-                Stored(f"model.layers.{{i}}.mlp.act_fn.{name}", ((LAYER + f"mlp.act.{name}", "..."),))
-                for name in (*_SLOPES, *_CONSTANTS)
+        layout=llama_layout(
+            attention=(*LLAMA_ATTENTION, *NORMS_PER_HEAD),
+            mlp=(
+                *PLAIN_MLP,
+                *(
+                    Stored(f"model.layers.{{i}}.mlp.act_fn.{name}", ((LAYER + f"mlp.act.{name}", "..."),))
+                    for name in (*_SLOPES, *_CONSTANTS)
+                ),
             ),
-            *norm("model.layers.{i}.attention_layernorm", LAYER + "pre_attention_norm"),
-            *norm("model.layers.{i}.feedforward_layernorm", LAYER + "pre_mlp_norm"),
-            *FINAL_NORM,
-            *HEAD,
+            norms=(
+                *norm("model.layers.{i}.attention_layernorm", LAYER + "pre_attention_norm"),
+                *norm("model.layers.{i}.feedforward_layernorm", LAYER + "pre_mlp_norm"),
+            ),
         ),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
         finish=_finish,
     ),
 )

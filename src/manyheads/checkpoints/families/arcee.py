@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import (
-    EMBED,
-    FINAL_NORM,
-    HEAD,
-    LLAMA_ATTENTION,
-    LLAMA_NORMS,
-    LLAMA_PREFIXES,
-    PLAIN_MLP,
-    ROTARY_BUFFERS,
-)
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
+from manyheads.checkpoints.layouts import PLAIN_MLP, llama_layout
 
 __all__ = ["FAMILIES"]
 
-FAMILIES = (
-    Family(
-        name="arcee",
-        model_types=("arcee",),
-        defaults={"norm_eps": 1e-5},
-        gated=False,
-        bias_fields=(("attention_bias", "qkvo"),),
-        layout=(*EMBED, *LLAMA_ATTENTION, *PLAIN_MLP, *LLAMA_NORMS, *FINAL_NORM, *HEAD),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
-    ),
-)
+FAMILIES = (like(LLAMA, "arcee", defaults={"norm_eps": 1e-5}, gated=False, layout=llama_layout(mlp=PLAIN_MLP)),)

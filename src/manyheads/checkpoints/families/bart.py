@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
+from manyheads.checkpoints.family import Family, Stored, like
 from manyheads.checkpoints.layouts import HEAD, norm, seq2seq_stack
 from manyheads.spec.stack import OtherWeight
 
@@ -22,30 +21,18 @@ def _one_table(fields: Fields, draft: EncoderDraft) -> None:
         fields.fail("tie_word_embeddings is false: separate token tables of encoder and decoder are not described; expected true")
 
 
-def _finish_bart(fields: Fields, draft: EncoderDraft) -> None:
-    """A bias on the logits is stored as a buffer; settings of fairseq's that transformers does not read are only read."""
-    _one_table(fields, draft)
-    draft.other = (OtherWeight("final_logits_bias", (1, draft.vocab_size), buffer=True),)
-    for key in ("num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm",
-                "add_bias_logits", "static_position_embeddings", "is_decoder"):  # fmt: skip
-        if fields.raw(key) is True and key in ("normalize_before", "add_final_layer_norm"):
-            draft.notes.append(f"{key} is not used: the norms of transformers' class stand after the sums")
-
-
-def _finish_mvp(fields: Fields, draft: EncoderDraft) -> None:
-    """BART, unless learned keys and values stand before those of every layer."""
-    _finish_bart(fields, draft)
-    if fields.flag("use_prompt"):
-        draft.doubt("use_prompt", "true", "learned keys and values before each layer's own are not described")
-
-
 def _finish_before(fields: Fields, draft: EncoderDraft) -> None:
-    """The bias on the logits; the flags that ask for norms before the sums say what the class does anyway."""
+    """A bias on the logits is stored as a buffer."""
     _one_table(fields, draft)
     draft.other = (OtherWeight("final_logits_bias", (1, draft.vocab_size), buffer=True),)
-    for key in ("num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm",
-                "add_bias_logits", "static_position_embeddings", "is_decoder"):  # fmt: skip
-        fields.raw(key)
+
+
+def _finish_bart(fields: Fields, draft: EncoderDraft) -> None:
+    """The same, where flags of fairseq's would ask for norms that the class does not have."""
+    _finish_before(fields, draft)
+    for key in ("normalize_before", "add_final_layer_norm"):
+        if fields.raw(key) is True:
+            draft.notes.append(f"{key} is not used: the norms of transformers' class stand after the sums")
 
 
 def _finish_m2m(fields: Fields, draft: EncoderDraft) -> None:
@@ -94,6 +81,9 @@ _EMBEDDING_NORMS = (
     *norm("model.encoder.layernorm_embedding", "encoder.embedding_norm"),
     *norm("model.decoder.layernorm_embedding", "decoder.embedding_norm"),
 )
+# Settings of fairseq's that transformers does not read.
+_UNREAD = ("num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits",
+           "static_position_embeddings", "is_decoder")  # fmt: skip
 _COPIES = ((r"^(model\.)?(encoder|decoder)\.embed_tokens\.weight$", "tokens"),)
 
 _BART = Family(
@@ -117,22 +107,21 @@ _BART = Family(
     prefixes=((("model.", ""),),),
     optional=("final_logits_bias",),
     task_heads=(r"^classification_head\.", r"^qa_outputs\."),
+    passed_over=_UNREAD,
     finish_encoder=_finish_bart,
 )
-_MBART = replace(
+_MBART = like(
     _BART,
-    name="mbart",
-    model_types=("mbart",),
+    "mbart",
     norm_places=("pre_attention", "pre_mlp"),
     final_norm=True,
     layout=(*_BEFORE, *_POSITIONS, *_EMBEDDING_NORMS),
     finish_encoder=_finish_before,
 )
 # Blenderbot's positions are learned, those of the three below stored or computed; none has a norm of its embeddings.
-_BLENDERBOT = replace(
+_BLENDERBOT = like(
     _MBART,
-    name="blenderbot",
-    model_types=("blenderbot",),
+    "blenderbot",
     defaults={"tied": True, "context": 128},
     embedding_norm=False,
     position_extra=0,
@@ -142,28 +131,29 @@ _BLENDERBOT = replace(
 
 FAMILIES = (
     _BART,
-    replace(_BART, name="mvp", model_types=("mvp",), finish_encoder=_finish_mvp),
-    replace(
+    like(
         _BART,
-        name="blenderbot-small",
-        model_types=("blenderbot-small",),
+        "mvp",
+        refused=(("use_prompt", False, "learned keys and values before each layer's own are not described"),),
+    ),
+    like(
+        _BART,
+        "blenderbot-small",
         defaults={"tied": True, "context": 512},
         position_extra=0,
         task_heads=(),
     ),
     _BLENDERBOT,
     _MBART,
-    replace(
+    like(
         _BLENDERBOT,
-        name="pegasus",
-        model_types=("pegasus",),
+        "pegasus",
         defaults=_BART.defaults,
         positions="sinusoidal",
     ),
-    replace(
+    like(
         _BLENDERBOT,
-        name="m2m_100",
-        model_types=("m2m_100",),
+        "m2m_100",
         defaults=_BART.defaults,
         positions="sinusoidal",
         layout=_BEFORE,
@@ -171,10 +161,9 @@ FAMILIES = (
         optional=(),
         finish_encoder=_finish_m2m,
     ),
-    replace(
+    like(
         _BART,
-        name="marian",
-        model_types=("marian",),
+        "marian",
         embedding_norm=False,
         positions="sinusoidal",
         position_extra=0,

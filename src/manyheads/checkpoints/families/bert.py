@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import linear, norm, tied_decoder
+from manyheads.checkpoints.family import Family, Stored, like
+from manyheads.checkpoints.layouts import norm, plain_mlp, projections, tied_decoder
 from manyheads.spec.stack import OtherWeight
 
 if TYPE_CHECKING:
@@ -27,13 +26,11 @@ def _bert_layout(root: str) -> tuple[Stored, ...]:
         Stored(root + "embeddings.position_embeddings.weight", (("encoder.positions", "p m"),)),
         Stored(root + "embeddings.token_type_embeddings.weight", (("token_types", "o m"),)),
         *norm(root + "embeddings.LayerNorm", "encoder.embedding_norm"),
-        *linear(layer + "attention.self.query", _LAYER + "self.q", "(h q) m", "(h q)"),
-        *linear(layer + "attention.self.key", _LAYER + "self.k", "(k q) m", "(k q)"),
-        *linear(layer + "attention.self.value", _LAYER + "self.v", "(k v) m", "(k v)"),
-        *linear(layer + "attention.output.dense", _LAYER + "self.o", "m (y v)", "m"),
+        *projections(
+            _LAYER + "self", *(f"{layer}attention.{part}" for part in ("self.query", "self.key", "self.value", "output.dense"))
+        ),
         *norm(layer + "attention.output.LayerNorm", _LAYER + "post_attention_norm"),
-        *linear(layer + "intermediate.dense", _LAYER + "mlp.up", "w m", "w"),
-        *linear(layer + "output.dense", _LAYER + "mlp.down", "m w", "m"),
+        *plain_mlp(_LAYER, layer + "intermediate.dense", layer + "output.dense"),
         *norm(layer + "output.LayerNorm", _LAYER + "post_mlp_norm"),
         Stored(root + "pooler.dense.weight", (("pooler.weight", "..."),)),
         Stored(root + "pooler.dense.bias", (("pooler.bias", "..."),)),
@@ -41,20 +38,9 @@ def _bert_layout(root: str) -> tuple[Stored, ...]:
 
 
 def _finish_bert(fields: Fields, draft: EncoderDraft) -> None:
-    """Segments and the pooler stand beside the stack; three settings would make it another kind of model."""
+    """Segments and the pooler stand beside the stack."""
     draft.token_types = fields.size("type_vocab_size", 2)
     draft.other = (OtherWeight("pooler.weight", (draft.d_model, draft.d_model)), OtherWeight("pooler.bias", (draft.d_model,)))
-    kind = fields.word("position_embedding_type", "absolute")
-    if kind not in ("", "absolute"):
-        draft.doubt("position_embedding_type", kind, "positions other than absolute ones act inside attention")
-    for flag in ("is_decoder", "add_cross_attention"):
-        if fields.flag(flag):
-            draft.doubt(flag, "true", "only the encoder is described")
-
-
-def _finish_distilbert(fields: Fields, draft: EncoderDraft) -> None:
-    """Sinusoidal positions are stored like learned ones: the flag changes nothing that is counted."""
-    fields.flag("sinusoidal_pos_embds")
 
 
 _DISTIL = "distilbert.transformer.layer.{i}."
@@ -83,25 +69,31 @@ _BERT = Family(
     optional=("pooler.",),
     task_heads=(r"^cls\.", r"^classifier\.", r"^qa_outputs\."),
     copies=tied_decoder("cls.predictions"),
+    refused=(
+        ("position_embedding_type", "absolute", "positions other than absolute ones act inside attention"),
+        ("is_decoder", False, "only the encoder is described"),
+        ("add_cross_attention", False, "only the encoder is described"),
+    ),
     finish_encoder=_finish_bert,
 )
 
 FAMILIES = (
     _BERT,
-    replace(
+    like(
         _BERT,
-        name="roberta",
-        model_types=("roberta", "xlm-roberta", "camembert"),
+        "roberta",
+        "roberta",
+        "xlm-roberta",
+        "camembert",
         layout=_bert_layout("roberta."),
         prefixes=((("roberta.", ""),),),
         endings=(),
         task_heads=(r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."),
         copies=tied_decoder("lm_head"),
     ),
-    replace(
+    like(
         _BERT,
-        name="distilbert",
-        model_types=("distilbert",),
+        "distilbert",
         spellings={
             "encoder_width": ("hidden_dim",), "encoder_layers": ("n_layers",), "encoder_heads": ("n_heads",),
             "d_model": ("dim",),
@@ -110,13 +102,9 @@ FAMILIES = (
             Stored("distilbert.embeddings.word_embeddings.weight", (("tokens", "l m"),)),
             Stored("distilbert.embeddings.position_embeddings.weight", (("encoder.positions", "p m"),)),
             *norm("distilbert.embeddings.LayerNorm", "encoder.embedding_norm"),
-            *linear(_DISTIL + "attention.q_lin", _LAYER + "self.q", "(h q) m", "(h q)"),
-            *linear(_DISTIL + "attention.k_lin", _LAYER + "self.k", "(k q) m", "(k q)"),
-            *linear(_DISTIL + "attention.v_lin", _LAYER + "self.v", "(k v) m", "(k v)"),
-            *linear(_DISTIL + "attention.out_lin", _LAYER + "self.o", "m (y v)", "m"),
+            *projections(_LAYER + "self", *(f"{_DISTIL}attention.{part}_lin" for part in ("q", "k", "v", "out"))),
             *norm(_DISTIL + "sa_layer_norm", _LAYER + "post_attention_norm"),
-            *linear(_DISTIL + "ffn.lin1", _LAYER + "mlp.up", "w m", "w"),
-            *linear(_DISTIL + "ffn.lin2", _LAYER + "mlp.down", "m w", "m"),
+            *plain_mlp(_LAYER, _DISTIL + "ffn.lin1", _DISTIL + "ffn.lin2"),
             *norm(_DISTIL + "output_layer_norm", _LAYER + "post_mlp_norm"),
         ),
         ignored=(r"embeddings\.position_ids$",),
@@ -125,6 +113,8 @@ FAMILIES = (
         optional=(),
         task_heads=(r"^vocab_", r"^pre_classifier\.", r"^classifier\.", r"^qa_outputs\."),
         copies=((r"^vocab_projector\.weight$", "tokens"),),
-        finish_encoder=_finish_distilbert,
+        refused=(),
+        passed_over=("sinusoidal_pos_embds",),  # stored like learned ones
+        finish_encoder=None,
     ),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import HEAD, LAYER, linear, norm, rows_by_head
+from manyheads.checkpoints.families.gpt2 import GPT
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import HEAD, LAYER, linear, norm, plain_mlp, rows_by_head
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -21,31 +22,23 @@ def _finish(fields: Fields, draft: Draft) -> None:
 
 
 FAMILIES = (
-    Family(
-        name="bloom",
-        model_types=("bloom",),
-        derived=("head_dim", "kv_heads"),
+    like(
+        GPT,
+        "bloom",
         defaults={"tied": True, "norm_eps": 1e-5},
-        norm="layer",
-        shift=True,
         embedding_norm=True,
-        gated=False,
-        bias="qkvo",
-        mlp_bias=True,
         positions="alibi",
         layout=(
             Stored("transformer.word_embeddings.weight", (("tokens", "l m"),)),
             *norm("transformer.word_embeddings_layernorm", "decoder.embedding_norm"),
             *rows_by_head("transformer.h.{i}.self_attention.query_key_value"),
             *linear("transformer.h.{i}.self_attention.dense", LAYER + "self.o", "m (y v)", "m"),
-            *linear("transformer.h.{i}.mlp.dense_h_to_4h", LAYER + "mlp.up", "w m", "w"),
-            *linear("transformer.h.{i}.mlp.dense_4h_to_h", LAYER + "mlp.down", "m w", "m"),
+            *plain_mlp(LAYER, "transformer.h.{i}.mlp.dense_h_to_4h", "transformer.h.{i}.mlp.dense_4h_to_h"),
             *norm("transformer.h.{i}.input_layernorm", LAYER + "pre_attention_norm"),
             *norm("transformer.h.{i}.post_attention_layernorm", LAYER + "pre_mlp_norm"),
             *norm("transformer.ln_f", "decoder.final_norm"),
             *HEAD,
         ),
-        prefixes=((("transformer.", ""),),),
         finish=_finish,
     ),
 )

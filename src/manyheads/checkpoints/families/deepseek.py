@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import Stored, like
 from manyheads.checkpoints.layouts import (
-    EMBED,
     EXPERTS,
-    FINAL_NORM,
     GATED_MLP,
-    HEAD,
     LATENT_ATTENTION,
     LLAMA_LAYOUT,
-    LLAMA_NORMS,
-    LLAMA_PREFIXES,
     ROTARY_BUFFERS,
     SHARED_EXPERTS,
+    llama_layout,
 )
 
 if TYPE_CHECKING:
@@ -25,17 +22,25 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES"]
 
-_LAYOUT = (
-    *EMBED,
-    *LATENT_ATTENTION,
-    *GATED_MLP,
-    *EXPERTS,
-    # Version 3's correction of the router, a buffer.
-    Stored("model.layers.{i}.mlp.gate.e_score_correction_bias", (("decoder.layers.{i}.mlp.router.bias", "x"),)),
-    *SHARED_EXPERTS,
-    *LLAMA_NORMS,
-    *FINAL_NORM,
-    *HEAD,
+_V2 = like(
+    LLAMA,
+    "deepseek_v2",
+    defaults={
+        "rank": 512, "q_rank": 1536, "nope_dim": 128, "mla_rope_dim": 64, "v_head_dim": 128, "experts": 64,
+        "shared_experts": 2, "expert_width": 1407,
+    },  # fmt: skip
+    rope_layout="interleaved",
+    latent=True,
+    layout=llama_layout(
+        attention=LATENT_ATTENTION,
+        mlp=(
+            *GATED_MLP,
+            *EXPERTS,
+            # Version 3's correction of the router, a buffer.
+            Stored("model.layers.{i}.mlp.gate.e_score_correction_bias", (("decoder.layers.{i}.mlp.router.bias", "x"),)),
+            *SHARED_EXPERTS,
+        ),
+    ),
 )
 
 
@@ -47,42 +52,16 @@ def _predictors(fields: Fields, draft: Draft) -> None:
 
 
 FAMILIES = (
-    Family(
-        name="deepseek",
-        model_types=("deepseek",),
-        bias_fields=(("attention_bias", "qkvo"),),
-        layout=(*LLAMA_LAYOUT, *EXPERTS, *SHARED_EXPERTS),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
-    ),
-    Family(
-        name="deepseek_v2",
-        model_types=("deepseek_v2",),
+    like(LLAMA, "deepseek", layout=(*LLAMA_LAYOUT, *EXPERTS, *SHARED_EXPERTS)),
+    _V2,
+    like(
+        _V2,
+        "deepseek_v3",
         defaults={
-            "rank": 512, "q_rank": 1536, "nope_dim": 128, "mla_rope_dim": 64, "v_head_dim": 128, "experts": 64,
-            "shared_experts": 2, "expert_width": 1407,
+            **_V2.defaults, "experts": 256, "active": 8, "shared_experts": 1, "expert_width": 2048, "first_dense": 3,
         },  # fmt: skip
-        bias_fields=(("attention_bias", "qkvo"),),
-        rope_layout="interleaved",
-        latent=True,
-        layout=_LAYOUT,
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
-    ),
-    Family(
-        name="deepseek_v3",
-        model_types=("deepseek_v3",),
-        defaults={
-            "rank": 512, "q_rank": 1536, "nope_dim": 128, "mla_rope_dim": 64, "v_head_dim": 128, "experts": 256,
-            "active": 8, "shared_experts": 1, "expert_width": 2048, "first_dense": 3,
-        },  # fmt: skip
-        bias_fields=(("attention_bias", "qkvo"),),
-        rope_layout="interleaved",
-        latent=True,
         router_bias="buffer",
-        layout=_LAYOUT,
         ignored=(*ROTARY_BUFFERS, r"^model\.layers\.{layers}\."),
-        prefixes=LLAMA_PREFIXES,
         finish=_predictors,
     ),
 )

@@ -5,19 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.draft import FULL
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import (
-    EMBED,
-    FINAL_NORM,
-    GATED_MLP,
-    HEAD,
-    LAYER,
-    LLAMA_ATTENTION,
-    LLAMA_PREFIXES,
-    NORMS_PER_HEAD,
-    ROTARY_BUFFERS,
-    norm,
-)
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
+from manyheads.checkpoints.layouts import LLAMA_ATTENTION, NORMS_PER_HEAD, OUTPUT_NORMS, llama_layout
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -28,32 +18,22 @@ __all__ = ["FAMILIES"]
 
 def _finish(fields: Fields, draft: Draft) -> None:
     """Where there is a window, the layers that see everything are not rotated, which no field says."""
-    fields.raw("qk_norm")  # published, and not read: the norms are always there
     if draft.window:
         draft.unrotated = frozenset(index for index, kind in enumerate(draft.kinds) if kind == FULL)
 
 
 FAMILIES = (
-    Family(
-        name="exaone4",
-        model_types=("exaone4",),
+    like(
+        LLAMA,
+        "exaone4",
         defaults={"kv_heads": 32, "norm_eps": 1e-5, "window": 4096},
         norm_places=("out_attention", "out_mlp"),
         qk_norm="head",
         windows="pattern",
         window_period=4,
-        layout=(
-            *EMBED,
-            *LLAMA_ATTENTION,
-            *NORMS_PER_HEAD,
-            *GATED_MLP,
-            *norm("model.layers.{i}.post_attention_layernorm", LAYER + "out_attention_norm"),
-            *norm("model.layers.{i}.post_feedforward_layernorm", LAYER + "out_mlp_norm"),
-            *FINAL_NORM,
-            *HEAD,
-        ),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
+        bias_fields=(),
+        layout=llama_layout(attention=(*LLAMA_ATTENTION, *NORMS_PER_HEAD), norms=OUTPUT_NORMS),
+        passed_over=("qk_norm",),  # published, and not read: the norms are always there
         finish=_finish,
     ),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import HEAD, LAYER, ROTARY_BUFFERS, linear, norm
+from manyheads.checkpoints.families.gpt2 import GPT
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import HEAD, LAYER, ROTARY_BUFFERS, linear, norm, plain_mlp
 from manyheads.spec.attention import Bias
 from manyheads.spec.positions import Alibi
 
@@ -53,23 +54,25 @@ _QKV = (
 _TWO_NORMS = f"parallel {LAYER}pre_mlp_norm.weight"
 
 FAMILIES = (
-    Family(
-        name="falcon",
-        model_types=("falcon", "RefinedWeb", "RefinedWebModel"),
+    like(
+        GPT,
+        "falcon",
+        "falcon",
+        "RefinedWeb",
+        "RefinedWebModel",
         derived=("head_dim",),
         spellings={
             "mlp_width": ("ffn_hidden_size",), "context": ("max_position_embeddings",), "kv_heads": ("num_kv_heads", "n_head_kv"),
         },  # fmt: skip
         defaults={"tied": True, "context": 2048, "norm_eps": 1e-5},
-        norm="layer",
-        shift=True,
-        gated=False,
+        bias="",
+        mlp_bias=False,
+        positions="rope",
         layout=(
             Stored("transformer.word_embeddings.weight", (("tokens", "l m"),)),
             *_QKV,
             *linear("transformer.h.{i}.self_attention.dense", LAYER + "self.o", "m (y v)", "m"),
-            *linear("transformer.h.{i}.mlp.dense_h_to_4h", LAYER + "mlp.up", "w m", "w"),
-            *linear("transformer.h.{i}.mlp.dense_4h_to_h", LAYER + "mlp.down", "m w", "m"),
+            *plain_mlp(LAYER, "transformer.h.{i}.mlp.dense_h_to_4h", "transformer.h.{i}.mlp.dense_4h_to_h"),
             *norm("transformer.h.{i}.ln_attn", LAYER + "pre_attention_norm", when=_TWO_NORMS),
             *norm("transformer.h.{i}.ln_mlp", LAYER + "pre_mlp_norm", when=_TWO_NORMS),
             *norm("transformer.h.{i}.input_layernorm", LAYER + "pre_attention_norm"),
@@ -78,7 +81,6 @@ FAMILIES = (
             *HEAD,
         ),
         ignored=ROTARY_BUFFERS,
-        prefixes=((("transformer.", ""),),),
         finish=_finish,
     ),
 )

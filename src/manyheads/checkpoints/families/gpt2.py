@@ -4,37 +4,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
+from manyheads.checkpoints.family import Family, Stored, like
 from manyheads.checkpoints.layouts import HEAD, LAYER, linear, norm
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
     from manyheads.checkpoints.fields import Fields
 
-__all__ = ["FAMILIES"]
+__all__ = ["FAMILIES", "GPT"]
+
+
+GPT = Family(
+    name="gpt",
+    model_types=(),
+    derived=("head_dim", "kv_heads"),
+    norm="layer",
+    shift=True,
+    gated=False,
+    bias="qkvo",
+    mlp_bias=True,
+    positions="learned",
+    prefixes=((("transformer.", ""),),),
+)
+"""What GPT-2 and its relatives share: norms with a shift, an MLP without a gate, biases everywhere."""
 
 
 def _finish(fields: Fields, draft: Draft) -> None:
-    """Two flags change the scale of the logits."""
+    """A flag leaves the logits unscaled."""
     if not fields.flag("scale_attn_weights", default=True):
         draft.scale = 1.0
-    if fields.flag("scale_attn_by_inverse_layer_idx"):
-        draft.doubt("scale_attn_by_inverse_layer_idx", "true", "a scale that differs by layer is not described")
 
 
 FAMILIES = (
-    Family(
-        name="gpt2",
-        model_types=("gpt2",),
-        derived=("head_dim", "kv_heads"),
+    like(
+        GPT,
+        "gpt2",
         spellings={"context": ("n_positions", "n_ctx")},
         defaults={"tied": True, "context": 1024, "norm_eps": 1e-5},
-        norm="layer",
-        shift=True,
-        gated=False,
-        bias="qkvo",
-        mlp_bias=True,
-        positions="learned",
         layout=(
             Stored("transformer.wte.weight", (("tokens", "l m"),)),
             Stored("transformer.wpe.weight", (("decoder.positions", "p m"),)),
@@ -56,7 +62,7 @@ FAMILIES = (
             *HEAD,
         ),
         ignored=(r"\.attn\.(bias|masked_bias)$",),
-        prefixes=((("transformer.", ""),),),
+        refused=(("scale_attn_by_inverse_layer_idx", False, "a scale that differs by layer is not described"),),
         finish=_finish,
     ),
 )

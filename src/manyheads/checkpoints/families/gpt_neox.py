@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import LAYER, ROTARY_BUFFERS, linear, norm, rows_by_head
+from manyheads.checkpoints.families.gpt2 import GPT
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import LAYER, ROTARY_BUFFERS, linear, norm, plain_mlp, rows_by_head
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -20,23 +21,19 @@ def _finish(fields: Fields, draft: Draft) -> None:
 
 
 FAMILIES = (
-    Family(
-        name="gpt_neox",
-        model_types=("gpt_neox",),
+    like(
+        GPT,
+        "gpt_neox",
         rope_share=("rotary_pct",),
-        derived=("head_dim", "kv_heads"),
         defaults={"rope_fraction": 0.25, "attention_bias": True, "norm_eps": 1e-5},
-        norm="layer",
-        shift=True,
-        gated=False,
+        bias="",
         bias_fields=(("attention_bias", "qkvo"),),
-        mlp_bias=True,
+        positions="rope",
         layout=(
             Stored("gpt_neox.embed_in.weight", (("tokens", "l m"),)),
             *rows_by_head("gpt_neox.layers.{i}.attention.query_key_value"),
             *linear("gpt_neox.layers.{i}.attention.dense", LAYER + "self.o", "m (y v)", "m"),
-            *linear("gpt_neox.layers.{i}.mlp.dense_h_to_4h", LAYER + "mlp.up", "w m", "w"),
-            *linear("gpt_neox.layers.{i}.mlp.dense_4h_to_h", LAYER + "mlp.down", "m w", "m"),
+            *plain_mlp(LAYER, "gpt_neox.layers.{i}.mlp.dense_h_to_4h", "gpt_neox.layers.{i}.mlp.dense_4h_to_h"),
             *norm("gpt_neox.layers.{i}.input_layernorm", LAYER + "pre_attention_norm"),
             *norm("gpt_neox.layers.{i}.post_attention_layernorm", LAYER + "pre_mlp_norm"),
             *norm("gpt_neox.final_layer_norm", "decoder.final_norm"),

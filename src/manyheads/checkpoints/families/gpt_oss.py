@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import (
-    EMBED,
-    FINAL_NORM,
-    HEAD,
-    LAYER,
-    LLAMA_ATTENTION,
-    LLAMA_NORMS,
-    LLAMA_PREFIXES,
-    ROTARY_BUFFERS,
-    linear,
-)
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import LAYER, LLAMA_ATTENTION, linear, llama_layout
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -50,28 +41,20 @@ _EXPERTS = (
 )
 
 FAMILIES = (
-    Family(
-        name="gpt_oss",
-        model_types=("gpt_oss",),
+    like(
+        LLAMA,
+        "gpt_oss",
         defaults={
             "kv_heads": 8, "head_dim": 64, "window": 128, "experts": 128, "active": 4, "attention_bias": True,
             "rope_theta": 150000.0, "norm_eps": 1e-5,
         },  # fmt: skip
-        bias_fields=(("attention_bias", "qkvo"),),
         windows="odd",
         moe_bias=True,
         router_bias="weight",
-        layout=(
-            *EMBED,
-            *LLAMA_ATTENTION,
-            Stored("model.layers.{i}.self_attn.sinks", ((LAYER + "self.sinks", "h"),)),
-            *_EXPERTS,
-            *LLAMA_NORMS,
-            *FINAL_NORM,
-            *HEAD,
+        layout=llama_layout(
+            attention=(*LLAMA_ATTENTION, Stored("model.layers.{i}.self_attn.sinks", ((LAYER + "self.sinks", "h"),))),
+            mlp=_EXPERTS,
         ),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
         finish=_finish,
     ),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import HEAD, LAYER, linear, norm
+from manyheads.checkpoints.families.gpt2 import GPT
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import HEAD, LAYER, norm, plain_mlp, projections
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -15,41 +16,32 @@ __all__ = ["FAMILIES"]
 
 
 def _finish(fields: Fields, draft: Draft) -> None:
-    """The head has a bias, which no field says; scale_attn_weights is not read by transformers' GPT-J."""
+    """The head has a bias, which no field says."""
     draft.head_bias = True
-    fields.raw("scale_attn_weights")
-    fields.raw("rotary")
 
 
 FAMILIES = (
-    Family(
-        name="gptj",
-        model_types=("gptj",),
+    like(
+        GPT,
+        "gptj",
         rope_share=("rotary_dim",),
-        derived=("head_dim", "kv_heads"),
         spellings={"context": ("n_positions",)},
         defaults={"context": 2048, "rope_dim": 64, "norm_eps": 1e-5},
-        norm="layer",
-        shift=True,
         norm_places=("pre_attention",),
         parallel=True,
-        gated=False,
-        mlp_bias=True,
+        bias="",
+        positions="rope",
         rope_layout="interleaved",
         layout=(
             Stored("transformer.wte.weight", (("tokens", "l m"),)),
-            *linear("transformer.h.{i}.attn.q_proj", LAYER + "self.q", "(h q) m", "(h q)"),
-            *linear("transformer.h.{i}.attn.k_proj", LAYER + "self.k", "(k q) m", "(k q)"),
-            *linear("transformer.h.{i}.attn.v_proj", LAYER + "self.v", "(k v) m", "(k v)"),
-            *linear("transformer.h.{i}.attn.out_proj", LAYER + "self.o", "m (y v)", "m"),
-            *linear("transformer.h.{i}.mlp.fc_in", LAYER + "mlp.up", "w m", "w"),
-            *linear("transformer.h.{i}.mlp.fc_out", LAYER + "mlp.down", "m w", "m"),
+            *projections(LAYER + "self", *(f"transformer.h.{{i}}.attn.{part}_proj" for part in ("q", "k", "v", "out"))),
+            *plain_mlp(LAYER, "transformer.h.{i}.mlp.fc_in", "transformer.h.{i}.mlp.fc_out"),
             *norm("transformer.h.{i}.ln_1", LAYER + "pre_attention_norm"),
             *norm("transformer.ln_f", "decoder.final_norm"),
             *HEAD,
         ),
         ignored=(r"\.attn\.(bias|masked_bias|embed_positions)$",),
-        prefixes=((("transformer.", ""),),),
+        passed_over=("scale_attn_weights", "rotary"),  # not read by transformers' GPT-J
         finish=_finish,
     ),
 )

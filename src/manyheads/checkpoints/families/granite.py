@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import LLAMA_LAYOUT, LLAMA_PREFIXES, ROTARY_BUFFERS
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
 
 __all__ = ["FAMILIES"]
 
-FAMILIES = (
-    Family(
-        name="granite",
-        model_types=("granite",),
-        defaults={"attention_multiplier": 1.0},
-        bias_fields=(("attention_bias", "qkvo"),),
-        layout=LLAMA_LAYOUT,
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
-    ),
-)
+FAMILIES = (like(LLAMA, "granite", defaults={"attention_multiplier": 1.0}),)

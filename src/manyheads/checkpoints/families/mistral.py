@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import LLAMA_LAYOUT, LLAMA_PREFIXES, ROTARY_BUFFERS
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
 
 __all__ = ["FAMILIES"]
 
 FAMILIES = (
-    Family(
-        name="mistral",
-        model_types=("mistral",),
+    like(
+        LLAMA,
+        "mistral",
         defaults={"kv_heads": 8, "window": 4096},
+        bias_fields=(),
         windows="all",
-        layout=LLAMA_LAYOUT,
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
-        nested_defaults={"vocab_size": 32000, "d_model": 4096, "mlp_width": 14336, "layers": 32, "heads": 32,
-                         "context": 131072},  # fmt: skip
+        nested_defaults={**LLAMA.nested_defaults, "mlp_width": 14336, "context": 131072},
     ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.draft import FULL, SLIDING
 from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import ROTARY_BUFFERS, linear, norm
+from manyheads.checkpoints.layouts import ROTARY_BUFFERS, fused_projections, linear, norm
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -29,8 +29,6 @@ def _finish(fields: Fields, draft: Draft) -> None:
     if draft.norm is not None and fields.flag("norm_bias"):
         draft.norm = draft.final_norm = draft.embedding_norm = replace(draft.norm, shift=True)
     draft.first_places = ("pre_mlp",)
-    for key in ("sparse_prediction", "sparse_pred_ignore_index", "position_embedding_type"):  # of the task's head, or unread
-        fields.raw(key)
 
 
 FAMILIES = (
@@ -48,14 +46,7 @@ FAMILIES = (
         layout=(
             Stored("model.embeddings.tok_embeddings.weight", (("tokens", "l m"),)),
             *norm("model.embeddings.norm", "encoder.embedding_norm"),
-            Stored(
-                _STORED + "attn.Wqkv.weight",
-                ((_LAYER + "self.q", "(h q) m"), (_LAYER + "self.k", "(k q) m"), (_LAYER + "self.v", "(k v) m")),
-            ),
-            Stored(
-                _STORED + "attn.Wqkv.bias",
-                ((_LAYER + "self.q.bias", "(h q)"), (_LAYER + "self.k.bias", "(k q)"), (_LAYER + "self.v.bias", "(k v)")),
-            ),
+            *fused_projections(_STORED + "attn.Wqkv", _LAYER + "self"),
             *linear(_STORED + "attn.Wo", _LAYER + "self.o", "m (y v)", "m"),
             # The half that the activation bends, then the half that multiplies it.
             Stored(_STORED + "mlp.Wi.weight", ((_LAYER + "mlp.gate", "w m"), (_LAYER + "mlp.up", "w m"))),
@@ -69,6 +60,8 @@ FAMILIES = (
         prefixes=((("model.", ""),),),
         task_heads=(r"^head\.", r"^decoder\.", r"^classifier\."),
         copies=((r"^decoder\.weight$", "tokens"),),
+        # Of the task's head, or unread.
+        passed_over=("sparse_prediction", "sparse_pred_ignore_index", "position_embedding_type"),
         finish=_finish,
     ),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import HEAD, LAYER, linear, norm
+from manyheads.checkpoints.families.gpt2 import GPT
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import HEAD, LAYER, fused_projections, linear, norm, plain_mlp
 from manyheads.checkpoints.telltale import is_inert
 from manyheads.spec.positions import NoPositions
 
@@ -37,35 +38,29 @@ def _finish(fields: Fields, draft: Draft) -> None:
     draft.mlp_width = 4 * draft.d_model
     if ratio != 4:
         draft.notes.append(f"expansion_ratio {ratio} is not used: transformers' MPT has an MLP 4 times as wide")
-    for key in ("learned_pos_emb", "no_bias", "norm_type", "embedding_fraction", "verbose"):
-        fields.raw(key)
 
 
 FAMILIES = (
-    Family(
-        name="mpt",
-        model_types=("mpt",),
-        derived=("head_dim", "kv_heads"),
+    like(
+        GPT,
+        "mpt",
         spellings={"context": ("max_seq_len",)},
         defaults={"tied": True, "norm_eps": 1e-5},
-        norm="layer",
-        gated=False,
+        shift=False,
+        bias="",
+        mlp_bias=False,
         positions="alibi",
         layout=(
             Stored("transformer.wte.weight", (("tokens", "l m"),)),
-            Stored(
-                "transformer.blocks.{i}.attn.Wqkv.weight",
-                ((LAYER + "self.q", "(h q) m"), (LAYER + "self.k", "(k q) m"), (LAYER + "self.v", "(k v) m")),
-            ),
+            fused_projections("transformer.blocks.{i}.attn.Wqkv", LAYER + "self")[0],
             *linear("transformer.blocks.{i}.attn.out_proj", LAYER + "self.o", "m (y v)", "m"),
-            *linear("transformer.blocks.{i}.ffn.up_proj", LAYER + "mlp.up", "w m", "w"),
-            *linear("transformer.blocks.{i}.ffn.down_proj", LAYER + "mlp.down", "m w", "m"),
+            *plain_mlp(LAYER, "transformer.blocks.{i}.ffn.up_proj", "transformer.blocks.{i}.ffn.down_proj"),
             *norm("transformer.blocks.{i}.norm_1", LAYER + "pre_attention_norm"),
             *norm("transformer.blocks.{i}.norm_2", LAYER + "pre_mlp_norm"),
             *norm("transformer.norm_f", "decoder.final_norm"),
             *HEAD,
         ),
-        prefixes=((("transformer.", ""),),),
+        passed_over=("learned_pos_emb", "no_bias", "norm_type", "embedding_fraction", "verbose"),
         finish=_finish,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import ROTARY_BUFFERS, norm, tied_decoder
+from manyheads.checkpoints.layouts import ROTARY_BUFFERS, fused_projections, norm, tied_decoder
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -18,19 +18,15 @@ _STORED = "nomic_bert.encoder.layers.{i}."
 
 
 def _finish(fields: Fields, draft: Draft) -> None:
-    """Segments stand beside the stack; flags of the original code that ask for another kind of block are not described."""
+    """Segments stand beside the stack."""
     draft.token_types = fields.size("type_vocab_size", 2)
-    for flag in ("prenorm", "parallel_block", "causal", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "use_rms_norm",
-                 "rotary_emb_interleaved", "moe_every_n_layers"):  # fmt: skip
-        value = fields.raw(flag)
-        if value:
-            draft.doubt(flag, value, "transformers' NomicBERT has no such block")
-    fraction = fields.number("rotary_emb_fraction", 1.0, zero=True)
-    if fraction != 1:
-        draft.doubt("rotary_emb_fraction", fraction, "transformers' NomicBERT turns whole heads")
     if draft.moe is not None:
         draft.doubt("num_experts", draft.moe.experts, "transformers' NomicBERT has no mixtures")
 
+
+# Settings of the original code that ask for another kind of block.
+_OTHER_BLOCKS = ("prenorm", "parallel_block", "causal", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "use_rms_norm",
+                 "rotary_emb_interleaved", "moe_every_n_layers")  # fmt: skip
 
 FAMILIES = (
     Family(
@@ -49,10 +45,7 @@ FAMILIES = (
             Stored("nomic_bert.embeddings.token_type_embeddings.weight", (("token_types", "o m"),)),
             *norm("nomic_bert.emb_ln", "encoder.embedding_norm"),
             # transformers takes these apart when it loads them.
-            Stored(
-                _STORED + "attn.Wqkv.weight",
-                ((_LAYER + "self.q", "(h q) m"), (_LAYER + "self.k", "(k q) m"), (_LAYER + "self.v", "(k v) m")),
-            ),
+            fused_projections(_STORED + "attn.Wqkv", _LAYER + "self")[0],
             Stored(_STORED + "attn.out_proj.weight", ((_LAYER + "self.o", "m (y v)"),)),
             Stored(_STORED + "mlp.fc11.weight", ((_LAYER + "mlp.up", "w m"),)),
             Stored(_STORED + "mlp.fc12.weight", ((_LAYER + "mlp.gate", "w m"),)),
@@ -64,6 +57,10 @@ FAMILIES = (
         prefixes=((("nomic_bert.", ""),),),
         task_heads=(r"^cls\.", r"^classifier\.", r"^(nomic_bert\.)?pooler\."),
         copies=tied_decoder("cls.predictions"),
+        refused=(
+            *((key, None, "transformers' NomicBERT has no such block") for key in _OTHER_BLOCKS),
+            ("rotary_emb_fraction", 1.0, "transformers' NomicBERT turns whole heads"),
+        ),
         finish=_finish,
     ),
 )

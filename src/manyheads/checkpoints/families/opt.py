@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import HEAD, LAYER, linear, norm
+from manyheads.checkpoints.families.gpt2 import GPT
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import HEAD, LAYER, norm, plain_mlp, projections
 from manyheads.spec.attention import Bias
 from manyheads.spec.norms import Norm
 
@@ -35,28 +36,19 @@ def _finish(fields: Fields, draft: Draft) -> None:
 
 
 FAMILIES = (
-    Family(
-        name="opt",
-        model_types=("opt",),
-        derived=("head_dim", "kv_heads"),
+    like(
+        GPT,
+        "opt",
         spellings={"mlp_width": ("ffn_dim",)},
         defaults={"tied": True},
-        norm="layer",
-        shift=True,
-        gated=False,
-        bias="qkvo",
-        mlp_bias=True,
-        positions="learned",
         position_extra=2,
         layout=(
             Stored("model.decoder.embed_tokens.weight", (("tokens", "l m"),)),
             Stored("model.decoder.embed_positions.weight", (("decoder.positions", "p m"),)),
-            *linear("model.decoder.layers.{i}.self_attn.q_proj", LAYER + "self.q", "(h q) m", "(h q)"),
-            *linear("model.decoder.layers.{i}.self_attn.k_proj", LAYER + "self.k", "(k q) m", "(k q)"),
-            *linear("model.decoder.layers.{i}.self_attn.v_proj", LAYER + "self.v", "(k v) m", "(k v)"),
-            *linear("model.decoder.layers.{i}.self_attn.out_proj", LAYER + "self.o", "m (y v)", "m"),
-            *linear("model.decoder.layers.{i}.fc1", LAYER + "mlp.up", "w m", "w"),
-            *linear("model.decoder.layers.{i}.fc2", LAYER + "mlp.down", "m w", "m"),
+            *projections(
+                LAYER + "self", *(f"model.decoder.layers.{{i}}.self_attn.{part}_proj" for part in ("q", "k", "v", "out"))
+            ),
+            *plain_mlp(LAYER, "model.decoder.layers.{i}.fc1", "model.decoder.layers.{i}.fc2"),
             *norm("model.decoder.layers.{i}.self_attn_layer_norm", LAYER + "pre_attention_norm"),
             *norm("model.decoder.layers.{i}.final_layer_norm", LAYER + "pre_mlp_norm"),
             *norm("model.decoder.layers.{i}.self_attn_layer_norm", LAYER + "post_attention_norm"),

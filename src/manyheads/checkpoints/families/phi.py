@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import EMBED, HEAD, LAYER, LLAMA_PREFIXES, ROTARY_BUFFERS, linear, norm
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
+from manyheads.checkpoints.layouts import LAYER, llama_layout, norm, plain_mlp, projections
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -21,10 +22,12 @@ def _finish(fields: Fields, draft: Draft) -> None:
         draft.doubt("head_dim", draft.head_dim, f"Phi's norms of heads are {draft.d_model} / {draft.heads} wide")
 
 
+_PARTS = ("q_proj", "k_proj", "v_proj", "dense")
+
 FAMILIES = (
-    Family(
-        name="phi",
-        model_types=("phi",),
+    like(
+        LLAMA,
+        "phi",
         rope_share=("partial_rotary_factor",),
         defaults={"rope_fraction": 0.5},
         norm="layer",
@@ -35,22 +38,17 @@ FAMILIES = (
         bias="qkvo",
         mlp_bias=True,
         qk_norm_field="head",
-        layout=(
-            *EMBED,
-            *linear("model.layers.{i}.self_attn.q_proj", LAYER + "self.q", "(h q) m", "(h q)"),
-            *linear("model.layers.{i}.self_attn.k_proj", LAYER + "self.k", "(k q) m", "(k q)"),
-            *linear("model.layers.{i}.self_attn.v_proj", LAYER + "self.v", "(k v) m", "(k v)"),
-            *linear("model.layers.{i}.self_attn.dense", LAYER + "self.o", "m (y v)", "m"),
-            *norm("model.layers.{i}.self_attn.q_layernorm", LAYER + "self.q_norm", "q"),
-            *norm("model.layers.{i}.self_attn.k_layernorm", LAYER + "self.k_norm", "q"),
-            *linear("model.layers.{i}.mlp.fc1", LAYER + "mlp.up", "w m", "w"),
-            *linear("model.layers.{i}.mlp.fc2", LAYER + "mlp.down", "m w", "m"),
-            *norm("model.layers.{i}.input_layernorm", LAYER + "pre_attention_norm"),
-            *norm("model.final_layernorm", "decoder.final_norm"),
-            *HEAD,
+        layout=llama_layout(
+            attention=(
+                *projections(LAYER + "self", *(f"model.layers.{{i}}.self_attn.{part}" for part in _PARTS)),
+                *norm("model.layers.{i}.self_attn.q_layernorm", LAYER + "self.q_norm", "q"),
+                *norm("model.layers.{i}.self_attn.k_layernorm", LAYER + "self.k_norm", "q"),
+            ),
+            mlp=plain_mlp(LAYER, "model.layers.{i}.mlp.fc1", "model.layers.{i}.mlp.fc2"),
+            norms=norm("model.layers.{i}.input_layernorm", LAYER + "pre_attention_norm"),
+            final_norm=norm("model.final_layernorm", "decoder.final_norm"),
         ),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
+        bias_fields=(),
         finish=_finish,
     ),
 )

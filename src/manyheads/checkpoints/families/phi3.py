@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import (
-    EMBED,
-    FINAL_NORM,
-    FUSED_GATED_MLP,
-    HEAD,
-    LAYER,
-    LLAMA_NORMS,
-    LLAMA_PREFIXES,
-    ROTARY_BUFFERS,
-    linear,
-)
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
+from manyheads.checkpoints.layouts import FUSED_GATED_MLP, LAYER, fused_projections, linear, llama_layout
 
 __all__ = ["FAMILIES"]
 
+_FUSED_ATTENTION = (
+    fused_projections("model.layers.{i}.self_attn.qkv_proj", LAYER + "self")[0],
+    *linear("model.layers.{i}.self_attn.o_proj", LAYER + "self.o", "m (y v)", "m"),
+)
+
 FAMILIES = (
-    Family(
-        name="phi3",
-        model_types=("phi3",),
+    like(
+        LLAMA,
+        "phi3",
         rope_share=("partial_rotary_factor",),
         defaults={"norm_eps": 1e-5},
+        bias_fields=(),
         windows="all",
-        layout=(
-            *EMBED,
-            Stored(
-                "model.layers.{i}.self_attn.qkv_proj.weight",
-                ((LAYER + "self.q", "(h q) m"), (LAYER + "self.k", "(k q) m"), (LAYER + "self.v", "(k v) m")),
-            ),
-            *linear("model.layers.{i}.self_attn.o_proj", LAYER + "self.o", "m (y v)", "m"),
-            *FUSED_GATED_MLP,
-            *LLAMA_NORMS,
-            *FINAL_NORM,
-            *HEAD,
-        ),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
+        layout=llama_layout(attention=_FUSED_ATTENTION, mlp=FUSED_GATED_MLP),
     ),
 )

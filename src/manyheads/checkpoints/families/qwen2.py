@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import EXPERTS, LLAMA_LAYOUT, LLAMA_PREFIXES, ROTARY_BUFFERS, SHARED_EXPERT
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
+from manyheads.checkpoints.layouts import EXPERTS, LLAMA_LAYOUT, SHARED_EXPERT
 
 __all__ = ["FAMILIES"]
 
-_QWEN2 = Family(
-    name="qwen2",
-    model_types=("qwen2",),
+_QWEN2 = like(
+    LLAMA,
+    "qwen2",
     defaults={"kv_heads": 32, "use_window": False, "window": 4096, "max_window_layers": 28},
     bias="qkv",
+    bias_fields=(),
     windows="from_layer",
-    layout=LLAMA_LAYOUT,
-    ignored=ROTARY_BUFFERS,
-    prefixes=LLAMA_PREFIXES,
-    nested_defaults={"vocab_size": 151936, "d_model": 4096, "mlp_width": 22016, "layers": 32, "heads": 32,
-                     "context": 32768},  # fmt: skip
+    nested_defaults={**LLAMA.nested_defaults, "vocab_size": 151936, "mlp_width": 22016, "context": 32768},
 )
 
 FAMILIES = (
     _QWEN2,
-    replace(
+    like(
         _QWEN2,
-        name="qwen2_vl_text",
-        model_types=("qwen2_vl_text", "qwen2_5_vl_text"),
+        "qwen2_vl_text",
+        "qwen2_vl_text",
+        "qwen2_5_vl_text",
         defaults={"kv_heads": 8, "use_window": False, "window": 4096, "max_window_layers": 80, "norm_eps": 1e-5,
                   "rope_theta": 1e6},  # fmt: skip
-        nested_defaults={},
     ),
-    replace(
+    like(
         _QWEN2,
-        name="qwen2_5_omni_text",
-        model_types=("qwen2_5_omni_text",),
+        "qwen2_5_omni_text",
         defaults={"kv_heads": 4, "use_window": False, "window": 32768, "max_window_layers": 28, "rope_theta": 1e6},
-        nested_defaults={},
     ),
-    Family(
-        name="qwen2_moe",
-        model_types=("qwen2_moe",),
+    like(
+        LLAMA,
+        "qwen2_moe",
         defaults={
             "kv_heads": 16, "use_window": False, "window": 4096, "max_window_layers": 28, "qkv_bias": True,
             "experts": 60, "active": 4, "expert_width": 1408, "shared_width": 5632,
@@ -50,7 +44,5 @@ FAMILIES = (
         windows="odd_below",
         shared_gate=True,
         layout=(*LLAMA_LAYOUT, *EXPERTS, *SHARED_EXPERT),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
     ),
 )

@@ -5,20 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.draft import FULL, LINEAR
-from manyheads.checkpoints.family import Family, Stored
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import Stored, like
 from manyheads.checkpoints.layouts import (
-    EMBED,
     EXPERTS,
-    FINAL_NORM,
     GATED_MLP,
-    HEAD,
     LAYER,
     LLAMA_ATTENTION,
-    LLAMA_NORMS,
-    LLAMA_PREFIXES,
     NORMS_PER_HEAD,
     ROTARY_BUFFERS,
     SHARED_EXPERT,
+    llama_layout,
 )
 from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.kv import State
@@ -99,9 +96,9 @@ def _finish(fields: Fields, draft: Draft) -> None:
 
 
 FAMILIES = (
-    Family(
-        name="qwen3_next",
-        model_types=("qwen3_next",),
+    like(
+        LLAMA,
+        "qwen3_next",
         rope_share=("partial_rotary_factor",),
         defaults={
             "kv_heads": 2, "head_dim": 256, "rope_fraction": 0.25, "experts": 512, "active": 10, "expert_width": 512,
@@ -109,15 +106,13 @@ FAMILIES = (
         },  # fmt: skip
         linear=True,
         gain="1+w",
-        bias_fields=(("attention_bias", "qkvo"),),
         qk_norm="head",
         shared_gate=True,
-        layout=(
-            *EMBED, *_STATE, *_GATED_QUERY, *LLAMA_ATTENTION, *NORMS_PER_HEAD, *GATED_MLP, *EXPERTS, *SHARED_EXPERT,
-            *LLAMA_NORMS, *FINAL_NORM, *HEAD,
-        ),  # fmt: skip
+        layout=llama_layout(
+            attention=(*_STATE, *_GATED_QUERY, *LLAMA_ATTENTION, *NORMS_PER_HEAD),
+            mlp=(*GATED_MLP, *EXPERTS, *SHARED_EXPERT),
+        ),
         ignored=(*ROTARY_BUFFERS, r"^mtp\."),
-        prefixes=LLAMA_PREFIXES,
         finish=_finish,
     ),
 )

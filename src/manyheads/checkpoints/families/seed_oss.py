@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import LLAMA_LAYOUT, LLAMA_PREFIXES, ROTARY_BUFFERS
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
 
 __all__ = ["FAMILIES"]
 
 FAMILIES = (
-    Family(
-        name="seed_oss",
-        model_types=("seed_oss",),
+    like(
+        LLAMA,
+        "seed_oss",
         defaults={"kv_heads": 8, "head_dim": 128, "attention_bias": True},
         bias_fields=(("attention_bias", "qkv"), ("o_bias", "o")),
-        layout=LLAMA_LAYOUT,
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
     ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from manyheads.checkpoints.draft import FULL, SLIDING
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import LLAMA_LAYOUT, LLAMA_PREFIXES, ROTARY_BUFFERS
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -24,15 +24,11 @@ def _finish(fields: Fields, draft: Draft) -> None:
 
 
 FAMILIES = (
-    Family(
-        name="smollm3",
-        model_types=("smollm3",),
+    like(
+        LLAMA,
+        "smollm3",
         defaults={"kv_heads": 4, "tied": True, "rope_theta": 2e6, "use_window": False},
-        bias_fields=(("attention_bias", "qkvo"),),
         windows="all",
-        layout=LLAMA_LAYOUT,
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
         finish=_finish,
     ),
 )

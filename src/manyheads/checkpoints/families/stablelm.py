@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
-from manyheads.checkpoints.layouts import (
-    EMBED,
-    FINAL_NORM,
-    GATED_MLP,
-    HEAD,
-    LAYER,
-    LLAMA_ATTENTION,
-    LLAMA_NORMS,
-    LLAMA_PREFIXES,
-    ROTARY_BUFFERS,
-)
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import Stored, like
+from manyheads.checkpoints.layouts import LAYER, LLAMA_ATTENTION, llama_layout
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.draft import Draft
@@ -33,10 +24,13 @@ def _finish(fields: Fields, draft: Draft) -> None:
         draft.qk_norm = replace(draft.qk_norm, norm=replace(draft.qk_norm.norm, shift=False))
 
 
+# A norm of its own for every head.
+_HEADS = "model.layers.{i}.self_attn.K_layernorm.norms.{x}.weight"
+
 FAMILIES = (
-    Family(
-        name="stablelm",
-        model_types=("stablelm",),
+    like(
+        LLAMA,
+        "stablelm",
         rope_share=("partial_rotary_factor",),
         derived=("head_dim",),
         defaults={"rope_fraction": 0.25},
@@ -44,18 +38,15 @@ FAMILIES = (
         shift=True,
         bias_fields=(("qkv_bias", "qkv"),),
         qk_norm_field="each_head",
-        layout=(
-            *EMBED,
-            *LLAMA_ATTENTION,
-            Stored("model.layers.{i}.self_attn.q_layernorm.norms.{x}.weight", ((LAYER + "self.q_norm.weight", "q"),), each="h"),
-            Stored("model.layers.{i}.self_attn.k_layernorm.norms.{x}.weight", ((LAYER + "self.k_norm.weight", "q"),), each="k"),
-            *GATED_MLP,
-            *LLAMA_NORMS,
-            *FINAL_NORM,
-            *HEAD,
+        layout=llama_layout(
+            attention=(
+                *LLAMA_ATTENTION,
+                *(
+                    Stored(_HEADS.replace("K", which), ((LAYER + f"self.{which}_norm.weight", "q"),), each=letter)
+                    for which, letter in (("q", "h"), ("k", "k"))
+                ),
+            )
         ),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
         finish=_finish,
     ),
 )

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.layouts import (
-    EMBED,
-    FINAL_NORM,
-    HEAD,
-    LAYER,
-    LLAMA_ATTENTION,
-    LLAMA_NORMS,
-    LLAMA_PREFIXES,
-    ROTARY_BUFFERS,
-    linear,
-)
+from manyheads.checkpoints.families.llama import LLAMA
+from manyheads.checkpoints.family import like
+from manyheads.checkpoints.layouts import LAYER, llama_layout, plain_mlp
 
 __all__ = ["FAMILIES"]
 
 FAMILIES = (
-    Family(
-        name="starcoder2",
-        model_types=("starcoder2",),
+    like(
+        LLAMA,
+        "starcoder2",
         spellings={"mlp_bias": ("use_bias",)},
         defaults={"kv_heads": 2, "bias": True, "mlp_bias": True, "tied": True},
         norm="layer",
@@ -28,16 +19,6 @@ FAMILIES = (
         gated=False,
         bias_fields=(("bias", "qkvo"),),
         windows="all",
-        layout=(
-            *EMBED,
-            *LLAMA_ATTENTION,
-            *linear("model.layers.{i}.mlp.c_fc", LAYER + "mlp.up", "w m", "w"),
-            *linear("model.layers.{i}.mlp.c_proj", LAYER + "mlp.down", "m w", "m"),
-            *LLAMA_NORMS,
-            *FINAL_NORM,
-            *HEAD,
-        ),
-        ignored=ROTARY_BUFFERS,
-        prefixes=LLAMA_PREFIXES,
+        layout=llama_layout(mlp=plain_mlp(LAYER, "model.layers.{i}.mlp.c_fc", "model.layers.{i}.mlp.c_proj")),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored
+from manyheads.checkpoints.family import Family, Stored, like
 from manyheads.checkpoints.layouts import HEAD
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ __all__ = ["FAMILIES"]
 def _finish(fields: Fields, draft: EncoderDraft) -> None:
     """The MLP's kind stands in one word; the encoder may be saved alone."""
     draft.gated = fields.word("feed_forward_proj", "relu").startswith("gated")
-    for key in ("dense_act_fn", "is_gated_act", "scale_decoder_outputs"):
-        fields.raw(key)  # all follow from feed_forward_proj and the tied head
     if fields.config.get("architectures") in (["T5EncoderModel"], ["MT5EncoderModel"]):
         draft.halves, draft.head = draft.halves[:1], "none"
 
@@ -62,33 +60,20 @@ _LAYOUT = (Stored("shared.weight", (("tokens", "l m"),)), *_block("encoder"), *_
 _COPIES = ((r"^(encoder|decoder)\.embed_tokens\.weight$", "tokens"),)
 _IGNORED = (r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",)
 
-FAMILIES = (
-    Family(
-        name="t5",
-        model_types=("t5",),
-        stack="seq2seq",
-        spellings=_SPELLINGS,
-        defaults={"head_dim": 64, "tied": True},
-        gated=False,
-        positions="buckets",
-        scale=1.0,
-        layout=_LAYOUT,
-        ignored=_IGNORED,
-        copies=_COPIES,
-        finish_encoder=_finish,
-    ),
-    Family(
-        name="mt5",
-        model_types=("mt5",),
-        stack="seq2seq",
-        spellings=_SPELLINGS,
-        defaults={"head_dim": 64, "tied": True, "feed_forward_proj": "gated-gelu"},
-        gated=False,
-        positions="buckets",
-        scale=1.0,
-        layout=_LAYOUT,
-        ignored=_IGNORED,
-        copies=_COPIES,
-        finish_encoder=_finish,
-    ),
+_T5 = Family(
+    name="t5",
+    model_types=("t5",),
+    stack="seq2seq",
+    spellings=_SPELLINGS,
+    defaults={"head_dim": 64, "tied": True},
+    gated=False,
+    positions="buckets",
+    scale=1.0,
+    layout=_LAYOUT,
+    ignored=_IGNORED,
+    copies=_COPIES,
+    passed_over=("dense_act_fn", "is_gated_act", "scale_decoder_outputs"),  # all follow from feed_forward_proj and the tied head
+    finish_encoder=_finish,
 )
+
+FAMILIES = (_T5, like(_T5, "mt5", defaults={**_T5.defaults, "feed_forward_proj": "gated-gelu"}))

@@ -25,8 +25,6 @@ def _finish(fields: Fields, draft: EncoderDraft) -> None:
         OtherWeight("conv2.weight", (width, width, 3)),
         OtherWeight("conv2.bias", (width,)),
     )
-    fields.raw("num_hidden_layers")
-    fields.raw("alignment_heads")
 
 
 FAMILIES = (
@@ -58,6 +56,7 @@ FAMILIES = (
             Stored("proj_out.weight", (("head", "l m"),)),
         ),
         prefixes=((("model.", ""),),),
+        passed_over=("num_hidden_layers", "alignment_heads"),
         finish_encoder=_finish,
     ),
 )

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from manyheads.checkpoints.safetensors_header import read_header
 from manyheads.errors import BackendError, CheckpointError
 from manyheads.layer.caches import Cache, cache_for
+from manyheads.ops.dtypes import safetensors_name
 from manyheads.quoting import shown, shown_name, shown_path
 from manyheads.report.files import check_target, file_appearing
 from manyheads.spec import to_text
@@ -33,10 +34,6 @@ __all__ = ["Entry", "fingerprint", "load_caches", "read_entries", "save_caches",
 FORMAT = "manyheads.cache/2"  # 2: int8 keys are Hadamard-rotated
 _HASHED_TENSORS = 4
 _HASHED_BYTES = 2**20
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8",
-    torch.int64: "I64",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +172,7 @@ def _write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata
     for name in order:
         x = tensors[name]
         size = x.numel() * x.element_size()
-        entries[name] = {"dtype": _NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + size]}
+        entries[name] = {"dtype": safetensors_name(x.dtype), "shape": list(x.shape), "data_offsets": [at, at + size]}
         at += size
     head = json.dumps(entries).encode()
     head += b" " * (-(8 + len(head)) % 64)

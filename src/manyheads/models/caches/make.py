@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttentionLayer, get_layer_types_and_kwargs
 
@@ -13,12 +12,9 @@ from manyheads.models.caches.hybrid import LAYERS, check_linear_crop
 from manyheads.models.caches.layers import FullLayer
 from manyheads.models.door.absorbed_mla import patch, patchable
 from manyheads.models.door.door import NAME
+from manyheads.ops.dtypes import torch_dtype
 
-__all__ = ["STORED", "InPlaceCache", "make_cache"]
-
-STORED: dict[str, torch.dtype | None] = {
-    "model": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8,
-}  # fmt: skip
+__all__ = ["InPlaceCache", "make_cache"]
 
 
 class InPlaceCache(DynamicCache):
@@ -74,7 +70,7 @@ class InPlaceCaches(EncoderDecoderCache):
 
 def _layer(kind: str, keywords: dict[str, Any], stored: str) -> Any:
     if kind in LAYERS:
-        return LAYERS[kind](**keywords, stored=STORED[stored])
+        return LAYERS[kind](**keywords, stored=None if stored == "model" else torch_dtype(stored))
     return DYNAMIC_LAYER_TYPE_MAPPING[kind](**keywords)
 
 

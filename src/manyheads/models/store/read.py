@@ -27,6 +27,7 @@ from manyheads.errors import CheckpointError
 from manyheads.models.store.files import Files, GgufFile, InMemory, SafetensorsFiles
 from manyheads.models.store.locations import Places
 from manyheads.models.store.patterns import from_rows, put_together, rows_of, take_apart
+from manyheads.ops.dtypes import safetensors_name
 from manyheads.quoting import few, shown, shown_path
 from manyheads.spec.inventory import weights
 from manyheads.spec.stack import StackSpec
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["Store", "load_attention", "open_store", "to_canonical", "to_stored"]
-
-# What safetensors calls torch's types, where checking a header asks for a word.
-_WORDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8",
-    torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
 
 
 def to_canonical(family: Family | str, stack: StackSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -54,7 +49,7 @@ def to_canonical(family: Family | str, stack: StackSpec, tensors: Mapping[str, T
     """
     known = named(family) if isinstance(family, str) else family
     infos = {
-        name: TensorInfo(name, _WORDS.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape), tensor.nbytes)
+        name: TensorInfo(name, safetensors_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
         for name, tensor in tensors.items()
     }
     checked = check_header(infos, known, stack, source=known.name)
