@@ -8,8 +8,9 @@ import time
 import pytest
 
 from manyheads.bench.contest import Contest, Pace, Result, hold
-from manyheads.bench.contestants import BEST_OF_TORCH, OURS, STOCK, Path, torch_paths
+from manyheads.bench.contestants import torch_paths
 from manyheads.bench.judge import BOUNDS, reference
+from manyheads.bench.paths import BEST_OF_TORCH, OURS, STOCK, Path
 from manyheads.bench.probes import Peaks, probes
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import Shape

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from manyheads.bench.contestants import OURS, Path, decode_paths, ours
+from manyheads.bench.contestants import decode_paths, ours
 from manyheads.bench.decode import Plan, decode, prefill, shapes
+from manyheads.bench.paths import OURS, Path
 from manyheads.bench.room import Room
 from manyheads.errors import ManyheadsError
 

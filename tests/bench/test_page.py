@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.bench.contest import Contest, Result
-from manyheads.bench.contestants import OURS, STOCK
+from manyheads.bench.paths import OURS, STOCK
 from manyheads.bench.probes import Peaks
 from manyheads.bench.shape import Shape
 from manyheads.bench.tables import Measured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyheads.bench.contest import Contest, Result
-from manyheads.bench.contestants import BEST_OF_TORCH, OURS, STOCK
+from manyheads.bench.paths import BEST_OF_TORCH, OURS, STOCK
 from manyheads.bench.peers import ONNXRUNTIME
 from manyheads.bench.probes import Peaks
 from manyheads.bench.shape import Shape

@@ -1,9 +1,10 @@
 """Attention timed on this machine: against its own memory and arithmetic, and against what else is installed.
 
     room         the memory that a measurement may use
-    shape        what a step reads and multiplies, and the least time that takes
+    shape        what a step reads and multiplies, by the formulas of cost
     rotation     caches over a buffer several times the last-level cache, each call another one
     probes       read bandwidth and matrix peaks, measured between the calls that are judged by them
+    paths        one way to compute a step, as a value
     contestants  the ways to compute a step, ours and others', each with what it supports
     peers        transformers' eager attention and onnxruntime's GroupQueryAttention
     judge        every way held against float64 before it is timed

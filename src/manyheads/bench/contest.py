@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.bench.contestants import BEST_OF_TORCH, OURS, STOCK, Path
 from manyheads.bench.judge import error
+from manyheads.bench.paths import BEST_OF_TORCH, OURS, STOCK, Path
 from manyheads.bench.probes import Peaks, Probe
 from manyheads.bench.shape import Shape
 from manyheads.cost.roofline import Floor, floor

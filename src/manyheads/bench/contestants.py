@@ -7,52 +7,31 @@ what is timed: a function of nothing that gives (1, h, t, v).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from manyheads.bench.room import MOST_COPIED_BYTES
+from manyheads.bench.paths import BEST_OF_TORCH, OURS, STOCK, Call, Path, copies, floating
+from manyheads.bench.peers import eager, onnxruntime_gqa
 from manyheads.bench.rotation import Step
 from manyheads.bench.shape import Shape
 from manyheads.kernels import attend
 from manyheads.ops import sdpa, tiled
-from manyheads.ops.answer import Answer, No, Yes
+from manyheads.ops.answer import Answer, No
 from manyheads.ops.dtypes import torch_dtype
 from manyheads.ops.predicates import Causal
-from manyheads.report.units import gib
 
-__all__ = ["BEST_OF_TORCH", "OURS", "STOCK", "Call", "Path", "copies", "decode_paths", "prefill_paths", "torch_paths"]
-
-Call = Callable[[], Tensor]
-
-OURS = "manyheads"
-STOCK = "torch SDPA with enable_gqa"
-BEST_OF_TORCH = "torch's best form"
-
-
-@dataclass(frozen=True, eq=False)
-class Path:
-    """One way. `family`: what it is shown as where only the fastest of several forms counts; `name` is its own."""
-
-    name: str
-    family: str
-    threads: int
-    supports: Callable[[Shape], Answer]
-    prepare: Callable[[Step], Call]
+__all__ = ["decode_paths", "ours", "prefill_paths", "torch_paths"]
 
 
 def decode_paths(threads: int) -> tuple[Path, ...]:
     """Ours, torch's five, transformers' eager and onnxruntime's, for a single new token."""
-    from manyheads.bench.peers import eager, onnxruntime_gqa
-
     return (ours(threads), *torch_paths(threads), eager(threads), onnxruntime_gqa(threads))
 
 
 def prefill_paths(threads: int) -> tuple[Path, ...]:
     """The same for a whole prompt: ours is what the door takes, and the tiled operator for what torch has no function."""
-    from manyheads.bench.peers import eager
 
     def causal(step: Step) -> Call:
         return lambda: scaled_dot_product_attention(
@@ -63,12 +42,12 @@ def prefill_paths(threads: int) -> tuple[Path, ...]:
         def prepare(step: Step) -> Call:
             return lambda: attention(step.q, step.k, step.v, scale=_scale(step), visible=Causal())
 
-        return Path(name, family, threads, _floating, prepare)
+        return Path(name, family, threads, floating, prepare)
 
     return (
         form(f"{OURS} (through SDPA where that is the same)", sdpa.attention, OURS),
         form(f"{OURS}, tiled operator", tiled.attention, f"{OURS}, tiled operator"),
-        Path(STOCK, STOCK, threads, _floating, causal),
+        Path(STOCK, STOCK, threads, floating, causal),
         eager(threads),
     )
 
@@ -99,10 +78,10 @@ def torch_paths(threads: int) -> tuple[Path, ...]:
         return Path(name, family, threads, supports, lambda step: lambda: run(step))
 
     return (
-        path(STOCK, _floating, lambda step: scaled_dot_product_attention(
+        path(STOCK, floating, lambda step: scaled_dot_product_attention(
             step.q, step.k, step.v, enable_gqa=_shares(step.q, step.k)
         )),
-        path("torch SDPA, a group's queries as rows", _floating, lambda step: _unfold(
+        path("torch SDPA, a group's queries as rows", floating, lambda step: _unfold(
             scaled_dot_product_attention(_folded(step), step.k, step.v), step
         )),
         path("torch SDPA, rows, widened to fp32", _narrow, lambda step: _unfold(
@@ -111,7 +90,7 @@ def torch_paths(threads: int) -> tuple[Path, ...]:
         path("torch SDPA, KV heads repeated", _grouped, lambda step: scaled_dot_product_attention(
             step.q, _repeated(step.k, step), _repeated(step.v, step)
         )),
-        path("torch matmul, a group's queries as rows", _floating, _products),
+        path("torch matmul, a group's queries as rows", floating, _products),
     )  # fmt: skip
 
 
@@ -142,29 +121,16 @@ def _shares(q: Tensor, k: Tensor) -> bool:
     return q.shape[1] != k.shape[1]
 
 
-def _floating(shape: Shape) -> Answer:
-    return No("it has no int8 cache") if shape.dtype == "int8" else Yes()
-
-
 def _narrow(shape: Shape) -> Answer:
     if shape.dtype not in ("bf16", "fp16"):
-        return _floating(shape) and No("there is nothing to widen")
+        return floating(shape) and No("there is nothing to widen")
     return copies(shape.copy_bytes(width=4))
 
 
 def _grouped(shape: Shape) -> Answer:
     if shape.group == 1:
-        return _floating(shape) and No("each query head has its own KV head")
-    return _floating(shape) and copies(shape.copy_bytes(heads=shape.heads))
-
-
-def copies(size_bytes: int) -> Answer:
-    """Whether a path may copy so many bytes of a cache in every step."""
-    if size_bytes <= MOST_COPIED_BYTES:
-        return Yes()
-    return No(
-        f"it would copy {gib(size_bytes)} of the cache in every step, more than the {gib(MOST_COPIED_BYTES)} allowed"
-    )
+        return floating(shape) and No("each query head has its own KV head")
+    return floating(shape) and copies(shape.copy_bytes(heads=shape.heads))
 
 
 def _empty(shape: Shape, queries: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:

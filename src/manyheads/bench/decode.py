@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from manyheads.bench.contest import Contest, Pace, hold
-from manyheads.bench.contestants import Path, decode_paths, prefill_paths
+from manyheads.bench.contestants import decode_paths, prefill_paths
 from manyheads.bench.judge import BOUNDS, reference
+from manyheads.bench.paths import Path
 from manyheads.bench.probes import probes
 from manyheads.bench.room import MOST_BYTES, MOST_COPIED_BYTES, Room
 from manyheads.bench.rotation import Buffer, Rotation

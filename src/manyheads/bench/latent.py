@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from manyheads.bench.contest import Contest, hold
-from manyheads.bench.contestants import OURS, Call, Path
 from manyheads.bench.decode import Plan
 from manyheads.bench.judge import BOUNDS
+from manyheads.bench.paths import OURS, Call, Path
 from manyheads.bench.peers import missing
 from manyheads.bench.probes import probes
 from manyheads.bench.rotation import Buffer

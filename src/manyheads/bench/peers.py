@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.bench.contestants import Call, Path, copies
+from manyheads.bench.paths import Call, Path, copies, floating
 from manyheads.bench.rotation import Step
 from manyheads.bench.shape import Shape
 from manyheads.ops.answer import Answer, No, Yes
@@ -36,9 +36,7 @@ def eager(threads: int) -> Path:
     def supports(shape: Shape) -> Answer:
         if absent := missing("transformers"):
             return No(absent)
-        if shape.dtype == "int8":
-            return No("it has no int8 cache")
-        return copies(shape.copy_bytes(heads=shape.heads))
+        return floating(shape) and copies(shape.copy_bytes(heads=shape.heads))
 
     def prepare(step: Step) -> Call:
         from transformers.models.llama.modeling_llama import eager_attention_forward

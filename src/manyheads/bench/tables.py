@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manyheads.bench.contest import IMPOSSIBLE, Contest, Result
-from manyheads.bench.contestants import BEST_OF_TORCH, OURS, STOCK
 from manyheads.bench.data import SCHEMA, contest_data, generation_data
 from manyheads.bench.generation import Generation
 from manyheads.bench.generation_tables import generation_tables
+from manyheads.bench.paths import BEST_OF_TORCH, OURS, STOCK
 from manyheads.bench.peers import EAGER, ONNXRUNTIME
 from manyheads.report import Column, Report, Table
 from manyheads.report.plot import Plot, Series
