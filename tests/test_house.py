@@ -36,7 +36,9 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 def test_no_two_files_import_each_other() -> None:
     uses = {name: set(imported(ast.parse(path.read_text(encoding="utf-8")))) for name, path in MODULES.items()}
-    circles = {tuple(sorted((name, other))) for name in uses for other in uses[name] & set(MODULES) if name in uses[other]}
+    circles = {
+        tuple(sorted((name, other))) for name in uses for other in uses[name] & set(MODULES) if name in uses[other]
+    }
     assert not {pair for pair in circles if pair[0] != pair[1]}
 
 

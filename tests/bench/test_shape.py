@@ -9,7 +9,7 @@ from manyheads.bench.shape import DTYPES, Shape
 from manyheads.cost.dtypes import dtype as dtype_of
 from manyheads.cost.dtypes import kv_dtype
 from manyheads.cost.formulas import flops
-from manyheads.cost.layer import cache_held_elements, core_macs, read_bytes
+from manyheads.cost.layer import cache_elements, core_macs, read_bytes
 from manyheads.cost.roofline import floor
 from manyheads.errors import ManyheadsError
 
@@ -36,7 +36,7 @@ def test_int8_bytes_are_those_of_what_is_read():
 def test_bytes_and_flops_are_those_that_the_price_is_made_of(dtype, kv_heads):
     """The roofline of the bench and the cost of a model are one formula, scale bytes of int8 included."""
     shape = Shape(8, kv_heads, 32, 24, 64, dtype)
-    elements = int(cache_held_elements(shape.spec, 64))
+    elements = 64 * cache_elements(shape.spec)
     scales = 2 * 64 * kv_heads * dtype_of("fp16").block_bytes if dtype == "int8" else 0
     assert shape.cache_bytes == kv_dtype(dtype).bytes(elements, 0) + scales
     assert shape.cache_bytes == 64 * read_bytes(shape.spec, 1, dtype)

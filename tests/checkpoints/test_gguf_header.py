@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manyheads.checkpoints.ggml_types import GGML_BLOCKS, GGML_CODES, block_of, packed_bytes
 from manyheads.checkpoints.gguf_header import ArrayInfo, TensorInfo, read_gguf
 from manyheads.errors import CheckpointError, SpecError
+from manyheads.facts.ggml_types import GGML_BLOCKS, GGML_CODES, block_of
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 LETTERS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "B", U64: "Q", I64: "q", F64: "d"}
@@ -335,13 +335,11 @@ def test_the_table_of_types_is_ggml_s_own():
     assert dict(GGML_CODES) == {int(kind): kind.name for kind in gguf.GGMLQuantizationType if kind.name in sizes}
 
 
-def test_packed_bytes():
+def test_blocks():
     # ggml's structs: q8_0 is one 16-bit scale and 32 bytes; q4_K two 16-bit scales, 12 bytes of scales, 128 of nibbles
     assert block_of("q8_0") == (32, 2 + 32)
-    assert packed_bytes("Q4_K", 512) == 2 * (2 + 2 + 12 + 128)
-    assert packed_bytes("BF16", 3) == 6
-    with pytest.raises(SpecError, match="33 elements do not fill whole blocks of q8_0"):
-        packed_bytes("q8_0", 33)
+    assert block_of("Q4_K") == (256, 2 + 2 + 12 + 128)
+    assert block_of("BF16") == (1, 2)
     with pytest.raises(SpecError, match="no type 'q9_9'; it has F32, F16"):
         block_of("q9_9")
 

@@ -225,7 +225,7 @@ def test_llama_rows_are_stored_in_pairs() -> None:
     [
         ({"general.architecture": "mamba"}, "GGUF architecture 'mamba' is not described; known: "),
         ({"general.architecture": 7}, "GGUF architecture 7 is not described"),
-        ({"split.count": 3}, "one of 3 parts of a split GGUF file"),
+        ({"split.count": 3}, r"is one of 3 parts of a model; expected it to be called NAME-00001-of-00003.gguf"),
         ({"llama.attention.head_count_kv": [2, 1]}, r"llama.attention.head_count_kv differs by layer"),
         ({"llama.attention.head_count": [6, 6, 6]}, r"llama.attention.head_count has 3 values for 2 layers"),
         ({"llama.attention.head_count_kv": []}, r"llama.attention.head_count_kv has 0 values for 2 layers"),

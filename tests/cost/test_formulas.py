@@ -47,14 +47,13 @@ def test_heads_of_facts_4_2():
 
 def test_cache_outweighs_weights():
     """facts 4.2: 8,192 tokens for a 7B MHA layer, 20,480 for Llama-3-8B, in 16 bits."""
-    assert formulas.weights_outweighed_tokens(67_108_864 * 2, 2 * 32 * 128 * 2) == 8_192
-    assert formulas.weights_outweighed_tokens(41_943_040 * 2, 2 * 8 * 128 * 2) == 20_480
+    assert 67_108_864 / formulas.heads_cache_elements(32, 128, 128) == 8_192
+    assert 41_943_040 / formulas.heads_cache_elements(8, 128, 128) == 20_480
 
 
 def test_linear_attention_of_facts_4_4():
-    equal = formulas.state_break_even_tokens(formulas.state_elements(1, 128, 128, 1) * 2, 2 * 128 * 2)
-    wide = formulas.state_break_even_tokens(formulas.state_elements(1, 128, 128, 1) * 4, 2 * 128 * 2)
-    assert (equal, wide) == (64.5, 129.0)
+    equal = formulas.state_elements(1, 128, 128, 1) / formulas.heads_cache_elements(1, 128, 128)
+    assert (equal, 2 * equal) == (64.5, 129.0)  # tokens from which on the state is smaller, in 16 bits and in 32
     assert formulas.state_core_intensity(8, 8, 4) == 0.5
     assert formulas.state_core_intensity(8, 8, 2) == 1.0
     assert formulas.state_elements(4, 16, 8, 0) == 4 * 16 * 8

@@ -349,7 +349,7 @@ def test_bytes_are_the_cost_models(name: str, kind: str, dtype: str) -> None:
         elif kind == "static":
             elements = 23 * cost.cache_elements(spec)
         elif kind == "rolling" or name == "cross":
-            elements = cost.cache_held_elements(spec, cache.length, 7)
+            elements = cost.tokens_held(spec, cache.length, 7) * cost.cache_elements(spec)
         else:
             elements = cache.length * cost.cache_elements(spec)
         assert cache.resident_bytes == stored.bytes(3 * elements)

@@ -137,8 +137,8 @@ def test_placed_keys_stand_where_they_say() -> None:
 
 def test_what_a_backend_may_know_by_itself() -> None:
     keep = masks.padding(torch.ones(1, 4, dtype=torch.bool))
-    assert not any(masks.needs_tensor(masks.from_spec(spec)) for spec in SPECS)
-    assert not masks.needs_tensor((masks.causal() | masks.band(2)) & ~masks.window(3))
-    assert masks.needs_tensor(masks.causal() & keep)
-    assert masks.needs_tensor(~keep)
+    assert all(masks.from_spec(spec).structural for spec in SPECS)
+    assert ((masks.causal() | masks.band(2)) & ~masks.window(3)).structural
+    assert not (masks.causal() & keep).structural
+    assert not (~keep).structural
     assert isinstance(masks.everything(), Everything)

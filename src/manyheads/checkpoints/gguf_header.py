@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from manyheads.checkpoints.files import appearance, open_regular
-from manyheads.checkpoints.ggml_types import GGML_BLOCKS, GGML_CODES
 from manyheads.checkpoints.gguf_values import ArrayInfo, Cursor, TextInfo, read_value
 from manyheads.checkpoints.tensors import MAX_TENSORS, TensorInfo, count_elements
 from manyheads.errors import CheckpointError
+from manyheads.facts.ggml_types import GGML_BLOCKS, GGML_CODES
 from manyheads.quoting import shown, shown_path
 
 __all__ = ["ArrayInfo", "GGUFHeader", "TensorInfo", "TextInfo", "read_gguf"]

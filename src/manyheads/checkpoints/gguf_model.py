@@ -10,8 +10,9 @@ from typing import Any
 from manyheads.checkpoints.config import read_config
 from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.gguf_header import ArrayInfo, GGUFHeader, read_gguf
+from manyheads.checkpoints.gguf_header import ArrayInfo, GGUFHeader
 from manyheads.checkpoints.gguf_layouts import gguf_layout
+from manyheads.checkpoints.gguf_parts import read_gguf_model
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.checkpoints.telltale import is_inert, is_telltale
 from manyheads.checkpoints.verify import check_header
@@ -64,12 +65,13 @@ class _File:
 
 
 def open_gguf(path: str | os.PathLike[str], *, assume: str = "") -> Checkpoint:
-    """Read the GGUF file `path` as a model: parameters and bytes come from its header, tensor by tensor.
+    """Read the GGUF file `path`, or the parts of the split file that it belongs to, as a model: parameters and bytes come
+    from the headers, tensor by tensor.
 
-    Raises CheckpointError, one line: for what `read_gguf` refuses, an architecture that is not described, metadata that
+    Raises CheckpointError, one line: for what `read_gguf_model` refuses, an architecture that is not described, metadata that
     is absent or contradicts itself, and tensors that are not those of the model that the metadata describes.
     """
-    header = read_gguf(path)
+    header = read_gguf_model(path)
     where = shown_path(path)
     config = gguf_to_config(header)
     model = read_config(config, source=where, assume=assume)
@@ -107,9 +109,6 @@ def gguf_to_config(header: GGUFHeader) -> dict[str, Any]:
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"{where}: GGUF architecture {shown(architecture)} is not described; known: {known}")
-    parts = metadata.get("split.count")
-    if isinstance(parts, int) and parts > 1:
-        raise CheckpointError(f"{where}: one of {parts} parts of a split GGUF file; expected a whole one")
     names = {tensor.name: tensor.shape for tensor in header.tensors}
     if not names:
         raise CheckpointError(f"{where}: holds no tensors (a vocabulary alone?); expected a model")

@@ -28,14 +28,12 @@ __all__ = [
     "latent_token_macs",
     "mlp_macs",
     "score_elements",
-    "state_break_even_tokens",
     "state_chunked_macs",
     "state_core_intensity",
     "state_elements",
     "state_pair_macs",
     "state_recurrent_macs",
     "training_macs",
-    "weights_outweighed_tokens",
 ]
 
 
@@ -155,13 +153,3 @@ def latent_core_intensity(H: Number, c: Number, r: Number, cache_element_bytes: 
 def state_core_intensity(H: Number, H_s: Number, state_element_bytes: Number) -> Number:
     """(1 + H/H_s) / b_s FLOPs a byte: each state is read and written once a token."""
     return (1 + H / H_s) / state_element_bytes
-
-
-def weights_outweighed_tokens(weight_bytes: Number, cache_bytes_per_token: Number) -> Number:
-    """B·S from which on the cache outweighs these weights: weights·b_w / (K(q + v)·b_c)."""
-    return weight_bytes / cache_bytes_per_token
-
-
-def state_break_even_tokens(state_bytes: Number, cache_bytes_per_token: Number) -> Number:
-    """Tokens from which on a fixed state is smaller than a cache: H_s(f·v + f)·b_s / (K(q + v)·b_c)."""
-    return state_bytes / cache_bytes_per_token

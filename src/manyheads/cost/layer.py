@@ -11,13 +11,10 @@ from manyheads.spec.kv import Heads, Latent, State
 
 __all__ = [
     "cache_elements",
-    "cache_held_elements",
     "cache_parts",
     "conv_channels",
     "conv_elements",
-    "core_intensity",
     "core_macs",
-    "exps",
     "key_token_macs",
     "pair_macs",
     "query_token_macs",
@@ -85,11 +82,6 @@ def pair_macs(spec: AttentionSpec, form: str = "expanded") -> int:
     return int(formulas.heads_pair_macs(spec.num_heads, kv.head_dim, kv.v_head_dim))
 
 
-def exps(spec: AttentionSpec, pairs: Number) -> Number:
-    """Exponentials of the softmax, H·P, which are no MACs; none in linear attention."""
-    return 0 * pairs if isinstance(spec.kv, State) else spec.num_heads * pairs
-
-
 def score_elements(spec: AttentionSpec, batch: Number, queries: Number, keys: Number) -> Number:
     """Elements of one copy of the layer's score matrix as naive code holds it; none in linear attention."""
     heads = 0 if isinstance(spec.kv, State) else spec.num_heads
@@ -154,11 +146,6 @@ def tokens_held(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Numb
     return memory if isinstance(spec.source, Cross) else keys_held(spec.mask, tokens)
 
 
-def cache_held_elements(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Number:
-    """Cache elements of one sequence after `tokens` tokens (and `memory` encoder tokens), as `tokens_held` has it."""
-    return tokens_held(spec, tokens, memory) * cache_elements(spec)
-
-
 def core_macs(spec: AttentionSpec, queries: Number, keys: Number, form: str = "expanded") -> tuple[Number, Number]:
     """(dense, exact) MACs of scores and mix of `queries` new tokens, the last of `keys`; recurrent for State."""
     if isinstance(spec.kv, State):
@@ -166,15 +153,3 @@ def core_macs(spec: AttentionSpec, queries: Number, keys: Number, form: str = "e
         return macs, macs
     each = pair_macs(spec, form)
     return queries * keys * each, visible_pairs(spec.mask, queries, keys) * each
-
-
-def core_intensity(spec: AttentionSpec, cache_element_bytes: Number, form: str = "absorbed") -> Number:
-    """FLOPs a byte of cache read, of one decode step's scores and mix alone."""
-    kv = spec.kv
-    if isinstance(kv, Latent):
-        if form == "absorbed":
-            return formulas.latent_core_intensity(spec.num_heads, kv.rank, kv.rope_dim, cache_element_bytes)
-        return formulas.core_intensity(1, 1, cache_element_bytes)
-    if isinstance(kv, State):
-        return formulas.state_core_intensity(spec.num_output_heads, kv.num_state_heads, cache_element_bytes)
-    return formulas.core_intensity(spec.num_heads // kv.num_kv_heads, 1, cache_element_bytes)

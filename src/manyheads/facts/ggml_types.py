@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from manyheads.errors import SpecError
 from manyheads.quoting import shown
 
-__all__ = ["GGML_BLOCKS", "GGML_CODES", "block_of", "packed_bytes"]
+__all__ = ["GGML_BLOCKS", "GGML_CODES", "block_of"]
 
 # (code in the file, name, elements in a block, bytes of a block); the codes left out were withdrawn from ggml.
 _TABLE = (
@@ -66,14 +66,3 @@ def block_of(type_name: str) -> tuple[int, int]:
     if found is None:
         raise SpecError(f"ggml has no type {shown(type_name)}; it has {', '.join(GGML_BLOCKS)}")
     return found
-
-
-def packed_bytes(type_name: str, elements: int) -> int:
-    """Bytes that `elements` numbers take in the ggml type: elements / block_elements * block_bytes, whole blocks.
-
-    Raises SpecError where the elements do not fill whole blocks (ggml stores every row so).
-    """
-    block_elements, block_bytes = block_of(type_name)
-    if elements < 0 or elements % block_elements:
-        raise SpecError(f"{elements} elements do not fill whole blocks of {type_name} ({block_elements} elements each)")
-    return elements // block_elements * block_bytes

@@ -212,7 +212,9 @@ def _latent_decode(spec: AttentionSpec, kv: LatentSpec, keys: int, asked: Asked)
     """Over rows as the cache keeps them: int8 is dequantized at each step, anything else read as it lies."""
     inside = torch_dtype(asked.dtype) if asked.cache_dtype in ("model", "int8") else torch_dtype(asked.cache_dtype)
     rows = _empty((asked.batch, 1, keys, kv.rank + kv.rope_dim), inside)
-    up = torch.empty(spec.num_heads, kv.nope_dim + kv.v_head_dim, kv.rank, dtype=torch_dtype(asked.dtype), device="meta")
+    up = torch.empty(
+        spec.num_heads, kv.nope_dim + kv.v_head_dim, kv.rank, dtype=torch_dtype(asked.dtype), device="meta"
+    )
     latents = Latents(rows[..., : kv.rank], rows[..., kv.rank :], up[:, : kv.nope_dim], up[:, kv.nope_dim :])
     k, v = (each.looking(torch_dtype(asked.dtype)) for each in latents.deferred())
     q = _empty((asked.batch, spec.num_heads, 1, kv.nope_dim + kv.rope_dim), torch_dtype(asked.dtype))

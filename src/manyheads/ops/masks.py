@@ -38,7 +38,6 @@ __all__ = [
     "from_spec",
     "lengths",
     "materialise",
-    "needs_tensor",
     "opposite",
     "padding",
     "per_head",
@@ -126,11 +125,6 @@ def from_spec(mask: spec_masks.Mask) -> Visible:
     if isinstance(mask, spec_masks.Window):
         return window(mask.keys)
     return band(mask.radius) if isinstance(mask, spec_masks.Band) else chunk(mask.size)
-
-
-def needs_tensor(visible: Visible) -> bool:
-    """Whether some part of `visible` holds a tensor; False for formulas in positions, which a backend may know itself."""
-    return not visible.structural
 
 
 def materialise(

@@ -23,7 +23,6 @@ from manyheads.spec.stack import Block, Mlp, Moe, OtherWeight, Stack, StackSpec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from manyheads.spec.jsonform import from_json, to_json
-    from manyheads.spec.slugs import slug
     from manyheads.spec.text import layer_text, parse, parse_stack, to_text
 
 __all__ = [
@@ -64,7 +63,6 @@ __all__ = [
     "layer_text",
     "parse",
     "parse_stack",
-    "slug",
     "to_json",
     "to_text",
     "weights",
@@ -74,7 +72,6 @@ __all__ = [
 _LATER = {
     "from_json": "jsonform",
     "to_json": "jsonform",
-    "slug": "slugs",
     "layer_text": "text",
     "parse": "text",
     "parse_stack": "text",

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from manyheads.checkpoints import open_model
 from manyheads.checkpoints.families import named
 from manyheads.errors import CheckpointError
-from manyheads.models.store.read import Store, load_attention, open_store, to_canonical, to_stored
+from manyheads.models.store.read import Store, open_store, to_canonical, to_stored
 from manyheads.spec import weights
 from support import rounding
 from support.tiny_transformers import CASES, build, inputs, logits
@@ -371,7 +371,7 @@ def test_a_layer_takes_its_weights_from_the_store(saved: Any) -> None:
         with open_store(saved(name)[0]) as store:
             spec = store.stack.main.blocks[index].attention
             module = layer_room.Attention(spec)
-            load_attention(module, store, layer=index)
+            module.load(store.attention("decoder", index))
             canonical = store.attention("decoder", index)
             assert {key.replace(".", "_") for key in canonical} == set(module.state_dict())
             for key, tensor in canonical.items():
@@ -384,7 +384,7 @@ def test_the_loaded_layer_computes_what_the_models_does(saved: Any) -> None:
     folder, model = saved("gpt2")
     with open_store(folder) as store:
         module = layer_room.Attention(store.stack.main.blocks[1].attention)
-        load_attention(module, store, layer=1)
+        module.load(store.attention("decoder", 1))
     x = torch.randn(2, 7, 36, generator=torch.Generator().manual_seed(0))
     mask = torch.full((7, 7), torch.finfo(torch.float32).min).triu(1)[None, None]
     wide = copy.deepcopy(model.transformer.h[1].attn).double()

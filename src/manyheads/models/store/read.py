@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,9 +33,9 @@ from manyheads.spec.inventory import weights
 from manyheads.spec.stack import StackSpec
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
-__all__ = ["Store", "load_attention", "open_store", "to_canonical", "to_stored"]
+__all__ = ["Store", "open_store", "to_canonical", "to_stored"]
 
 
 def to_canonical(family: Family | str, stack: StackSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -228,6 +228,11 @@ def open_store(path: str | os.PathLike[str], *, assume: str = "") -> Store:
         from manyheads.checkpoints.gguf_model import gguf_family
 
         header = read_gguf(found.text)
+        if header.metadata.get("split.count", 1) != 1:
+            raise CheckpointError(
+                f"{shown_path(found.text)}: one of {header.metadata['split.count']} parts of a split GGUF file, whose "
+                "weights are not read; valid: one file (`llama-gguf-split --merge` joins them)"
+            )
         added = float(family.gain == "1+w")
         return Store(checkpoint, gguf_family(family, header), GgufFile(header), added=added)
     if checkpoint.parameters_stored is None:
@@ -239,17 +244,6 @@ def open_store(path: str | os.PathLike[str], *, assume: str = "") -> Store:
             + "weights in floating point as .safetensors, or a .gguf file"
         )  # fmt: skip
     return Store(checkpoint, family, SafetensorsFiles(found.text, _paths(found.text, found.kind)))
-
-
-def load_attention(module: nn.Module, store: Store, *, layer: int, role: str = "decoder", which: str = "self") -> None:
-    """Fill a `manyheads.layer.Attention` with the weights of one attention of a stored model.
-
-    role   "decoder" or "encoder"; which  "self" or "cross"
-
-    Raises CheckpointError where the model has no such attention, and SpecError where its weights are not the module's.
-    """
-    loader: Any = module
-    loader.load(store.attention(role, layer, which))
 
 
 def _paths(text: str, kind: str) -> tuple[str, ...]:

@@ -1,1 +1,0 @@
-"""Training: so far the learning rate of the 2017 recipe."""
