@@ -15,13 +15,13 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 
 import manyheads
+from manyheads.cost.dtypes import CACHE_DTYPES
 from manyheads.errors import BackendError
 from manyheads.layer import backends
 from manyheads.models.caches.hybrid import HybridLayer
 from manyheads.models.caches.layers import FullLayer, WindowLayer
 from manyheads.models.door import absorbed_mla
 from manyheads.models.door.door import opened
-from manyheads.models.enable import CACHE_DTYPES
 from manyheads.ops import deferred as handed
 from manyheads.ops.answer import Yes
 from support import rounding
