@@ -11,11 +11,13 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from manyheads.cost.dtypes import MODEL_DTYPES
 from manyheads.kernels.keys import MOST_QUERIES, seen_keys
 from manyheads.ops.answer import Answer, No
 from manyheads.ops.bias import Additive, Alibi
 from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import Packed
+from manyheads.ops.dtypes import torch_dtype
 from manyheads.ops.hadamard import hadamard_rotate
 from manyheads.ops.latent import Latents, latents_of
 
@@ -24,7 +26,7 @@ __all__ = ["run", "supports"]
 _NUMBA = importlib.util.find_spec("numba") is not None
 # Rows for which reading a head's matrix is the work; for more of them torch's product is quicker.
 _MOST_ROWS = 64
-_PROJECTED = (torch.float32, torch.bfloat16, torch.float16)
+_PROJECTED = tuple(map(torch_dtype, MODEL_DTYPES))
 
 
 def supports(call: AttentionCall) -> Answer:
