@@ -177,6 +177,24 @@ def test_rows_are_swapped_dropped_and_repeated(name: str, kind: str) -> None:
             )
 
 
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_rows_are_repeated_and_selected(name: str, kind: str) -> None:
+    made, x = layer(name), tokens(3, 9)
+    more = table_for(made.spec)
+    with torch.no_grad():
+        cache = cached(kind, made.spec, 3)
+        made(x[:, :6], cache=cache, **more)
+        cache.repeat(2)
+        cache.select(torch.tensor([True, False, False, True, True, False]))
+        cache.select(torch.tensor([2, 0]))
+        y = made(x[[2, 0], 6:], cache=cache, **more)
+        torch.testing.assert_close(y, made(x[[2, 0]], **more)[:, 6:], **TOLERANCE)
+    with pytest.raises(SpecError, match=r"a boolean for each of 2 rows, found \(3,\)"):
+        cache.select(torch.tensor([True, False, True]))
+    with pytest.raises(SpecError, match="repeat takes an integer of 0 or more, found -1"):
+        cache.repeat(-1)
+
+
 def test_a_cross_cache_follows_its_beams() -> None:
     """Case O46: the memory's keys are swapped with the rest, and dropped with it."""
     made, x, memory = layer("cross"), tokens(3, 4), tokens(3, 7, 13, seed=5)
@@ -392,6 +410,25 @@ def test_eight_bits_are_close_and_the_same_in_any_pieces(name: str) -> None:
     for y in found:
         torch.testing.assert_close(y, found[0], **TOLERANCE)
     assert 0 < (found[0] - exact).abs().max() < 0.02 * exact.abs().max()
+
+
+def test_eight_bits_are_those_of_a_transformers_layer() -> None:
+    """The same keys, one element of them 30 times as large as the others: the same numbers, and a third of the plain error."""
+    pytest.importorskip("transformers")
+    from manyheads.layer.caches.storage import quantised
+    from manyheads.models.caches.layers import FullLayer
+    from manyheads.ops.deferred import widened
+
+    spec = AttentionSpec.gqa(64, 4, 2, head_dim=16)
+    keys, values = torch.randn(2, 2, 2, 50, 16, generator=torch.Generator().manual_seed(3)).unbind(0)
+    keys[..., 5] += 30
+    ours = cache_for(spec, batch=2, kind="int8").update(keys, values)
+    theirs = FullLayer(stored=torch.int8).update(keys, values)
+    for x, y in zip((ours.keys, ours.values), theirs, strict=True):
+        assert torch.equal(widened(x), widened(y))
+    numbers, scales = quantised(keys)
+    plain = numbers * scales.float()[..., None]
+    assert (widened(ours.keys) - keys).norm() < (plain - keys).norm() / 3
 
 
 def test_eight_bits_round_to_half_a_step() -> None:

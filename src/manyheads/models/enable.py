@@ -65,7 +65,7 @@ def cache(model: Any, *, dtype: str = "model") -> Any:
     """An empty cache for `model`, a transformers model that generates: pass it to `generate` or `forward` as cache=.
 
     dtype   what keys and values are kept in: "model" as they come, "fp32", "bf16", "fp16", or "int8" with a 16-bit scale
-            a token and head (an error of at most 1/254 of each head's largest element, of keys once they are turned)
+            a token and head (an error of at most 1/254 of each head's largest element, of keys once Hadamard-rotated)
 
     Layers grow in place, windows keep W - 1 tokens, linear states stay transformers' own. A format that is not the model's
     is read as it is by the kernels, and widened for everything else. In a graph of torch.compile layers grow as transformers'

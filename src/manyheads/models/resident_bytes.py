@@ -1,4 +1,4 @@
-"""Bytes that a model's own cache holds while it runs, against those that were predicted.
+"""Resident bytes of a model's own cache while it runs, against those that were predicted.
 
 Three answers, after a prompt read at once and after one more token:
 
@@ -23,7 +23,7 @@ from manyheads.cost.workload import Workload
 from manyheads.spec.masks import Chunk, Window
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["CacheCheck", "Held", "Inputs", "measure_cache", "prompt_length"]
+__all__ = ["CacheCheck", "Inputs", "ResidentBytes", "measure_cache", "prompt_length"]
 
 ENGINE = "transformers DynamicCache"
 _USUAL_PROMPT = 512
@@ -31,7 +31,7 @@ _LONGEST_PROMPT = 1_024
 
 
 @dataclass(frozen=True)
-class Held:
+class ResidentBytes:
     """One number of the cache in bytes: which (`ideal`, `logical`, `storage`), when (`prefill`, `step`).
 
     None where there is none to give; then `reason` says why. Compared are only two numbers.
@@ -53,7 +53,7 @@ class Held:
 class CacheCheck:
     """All of them, of one sequence; no `rows` where a model keeps no cache or none that can be read: see `reason`."""
 
-    rows: tuple[Held, ...]
+    rows: tuple[ResidentBytes, ...]
     kind: str = ""
     prompt_tokens: int = 0
     source_tokens: int = 0
@@ -121,12 +121,12 @@ def measure_cache(model: Any, stack: StackSpec, inputs: Inputs, *, dtype: str, s
     after_step = _sizes(list(_tensors(cache)))
     used, why = _ideal_measured(run, stack, prompt, int(format_of(dtype).bytes(1)), seed)
     ideal = [_ideal(stack, tokens, source, dtype) for tokens in (prompt, prompt + 1)]
-    held, refusal = _predicted(stack, prompt, source, dtype)
+    predicted, refusal = _predicted(stack, prompt, source, dtype)
     rows = []
     for place, (when, measured) in enumerate((("prefill", after_prefill), ("step", after_step))):
-        rows.append(Held("ideal", when, ideal[place], used[place] if used else None, why))
+        rows.append(ResidentBytes("ideal", when, ideal[place], used[place] if used else None, why))
         for which, number in zip(("logical", "storage"), measured, strict=True):
-            rows.append(Held(which, when, held.get(f"{which}_{when}_bytes"), number, refusal))
+            rows.append(ResidentBytes(which, when, predicted.get(f"{which}_{when}_bytes"), number, refusal))
     return CacheCheck(tuple(rows), kind, prompt, source, dtype)
 
 

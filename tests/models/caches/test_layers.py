@@ -150,6 +150,17 @@ def test_a_running_state_is_not_taken_back() -> None:
     assert layer.get_seq_length() == 3
 
 
+def test_states_are_repeated_and_selected_with_the_keys() -> None:
+    layer = HybridLayer()
+    keys, _ = layer.update(*draw(2, 3, 0))
+    conv = layer.update_conv_state(torch.randn(2, 4, 3)).clone()
+    layer.batch_repeat_interleave(2)
+    assert torch.equal(layer.conv_states[0], conv[[0, 0, 1, 1]])
+    layer.batch_select_indices(torch.tensor([False, True, True, False]))
+    assert torch.equal(layer.conv_states[0], conv)
+    assert torch.equal(layer.keys, keys)
+
+
 def test_a_window_of_one_token_keeps_nothing() -> None:
     layer = WindowLayer(sliding_window=1)
     for step in range(3):

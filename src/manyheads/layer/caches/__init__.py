@@ -44,7 +44,7 @@ def cache_for(
     """The cache that fits `spec`.
 
     kind      "growing": every token; "static": room for `capacity` tokens taken at once; "rolling": the last W of a
-              window or chunk; "int8": growing, in eight bits. Linear attention keeps its state in all but the last two.
+              window or chunk; "int8": growing, in eight bits, keys Hadamard-rotated. Linear attention keeps its state in all but the last two.
     dtype     what keys and values are kept in, the layer's own; of a state, what the state is kept in
 
     Raises SpecError for layers that keep nothing: two-sided masks, and layers that borrow.

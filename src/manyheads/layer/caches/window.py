@@ -12,7 +12,6 @@ from manyheads.errors import SpecError
 from manyheads.layer.caches.base import Cache, Kept
 from manyheads.layer.caches.rows import Rows
 from manyheads.layer.caches.storage import KeysValues
-from manyheads.ops.deferred import widened
 from manyheads.spec import AttentionSpec, Chunk, Window, to_text
 
 __all__ = ["WindowCache"]
@@ -51,7 +50,7 @@ class WindowCache(Cache):
         if self._rows is not None:
             return self._by_position(keys, values, self._rows, positions, keep)
         self._held.append(keys, values)
-        seen = self._read(self.size - 1 + keys.shape[2])
+        seen = self._held.read(self.size - 1 + keys.shape[2])
         self._held.buffers.trim()
         self._count()
         return Kept(*seen, self.length, first=self.length - seen[0].shape[2])
@@ -74,19 +73,15 @@ class WindowCache(Cache):
         if count == 1:
             self._held.put(held.replaced(self.mask, first, positions, keep), keys, values)
             self._count()
-            return Kept(*self._read(), self.length, order=held.numbers, positions=held.positions)
+            return Kept(*self._held.read(), self.length, order=held.numbers, positions=held.positions)
         held.check(self.mask, positions, None if keep is None else keep[:, first : first + count])
         order, places = held.joined(first, positions)
         self._held.append(keys, values)
-        seen = self._read()
+        seen = self._held.read()
         if count:
             self._held.buffers.gather(held.kept(first, positions, keep))
         self._count()
         return Kept(*seen, self.length, order=order, positions=places)
-
-    def _read(self, last: int | None = None) -> tuple[Tensor, Tensor]:
-        keys, values = self._held.read(last)
-        return widened(keys), widened(values)
 
     def _count(self) -> None:
         self._oldest = max(self._oldest, self.length - self.size)
