@@ -18,7 +18,7 @@ from pathlib import Path
 
 from manyheads.bench.run import Request, bench, tokens
 from manyheads.bench.tables import Measured, impossible, losses, plots, report, wrong
-from manyheads.models.load.model import demo_model
+from manyheads.checkpoints import open_model
 from manyheads.report import Table
 from manyheads.report.files import write_whole
 from manyheads.report.svg import render_svg
@@ -98,7 +98,7 @@ def measure(asked: argparse.Namespace, began: float) -> Measured:
     measured = bench(request, say=say)
     if asked.no_real:
         return measured
-    told, why = tokens(replace(request, model=demo_model()), say=say)
+    told, why = tokens(replace(request, model=open_model("demo")), say=say)
     return replace(measured, generation=told, notes=(*measured.notes, *([why] if why else [])))
 
 

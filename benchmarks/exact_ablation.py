@@ -22,8 +22,6 @@ from typing import Any
 
 import torch
 
-from manyheads.checkpoints import open_model
-from manyheads.checkpoints.locate import locate
 from manyheads.heads.effects import (
     METHODS,
     Importance,
@@ -32,7 +30,7 @@ from manyheads.heads.effects import (
     next_token_loss,
     rank_correlation,
 )
-from manyheads.models.load.model import demo_model, hushed, load_model
+from manyheads.models.load.model import hushed, load
 from manyheads.models.load.text import shipped_text
 from manyheads.models.scoring import token_ids
 
@@ -105,10 +103,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    text = asked.model or demo_model()
-    located = locate(text)
     with hushed():
-        loaded = load_model(located, open_model(text).stack)
+        loaded = load(asked.model or "demo")
     ids = torch.tensor([token_ids(loaded.tokenizer, shipped_text().text, most=asked.tokens)])
     pauses = Pauses(loaded.model, ids)
     before = forwards(loaded.model, ids)

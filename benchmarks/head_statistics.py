@@ -25,11 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.checkpoints import open_model
-from manyheads.checkpoints.locate import locate
 from manyheads.heads.statistics import head_statistics
-from manyheads.models.door.door import Call, opened
-from manyheads.models.load.model import demo_model, load_model
+from manyheads.models.door.door import Call, open_door
+from manyheads.models.load.model import load as load_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "head-statistics.md"
 MOST_TIME, MOST_MEMORY = 2.5, 1.5
@@ -39,8 +37,7 @@ KEY_SETS = {"some": list(range(100))}
 
 def load() -> Any:
     """The demo model with SDPA."""
-    file = demo_model()
-    model = load_model(locate(file), open_model(file).stack).model
+    model = load_model().model
     model.config._attn_implementation = "sdpa"
     return model
 
@@ -73,7 +70,7 @@ def largest_difference(model: Any) -> float:
         if call.layer in CHECKED_LAYERS:
             full[call.layer] = call.weights()
 
-    with opened(model, observers=[keep]):
+    with open_door(model, observers=[keep]):
         plain(model, ids)
     found, worst = head_statistics(model, [ids], key_sets=KEY_SETS), 0.0
     for layer, weights in full.items():

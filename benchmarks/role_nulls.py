@@ -27,12 +27,10 @@ import numpy as np
 import torch
 import transformers
 
-from manyheads.checkpoints.locate import locate
-from manyheads.checkpoints.reading import open_model
 from manyheads.heads.alignment import Frame, frame
 from manyheads.heads.attention_weights import AttentionWeights, measure_heads
 from manyheads.heads.roles import LEAST_EFFECT, RoleReport, Sentence, head_roles, read_conllu
-from manyheads.models.load.model import demo_model, load_model
+from manyheads.models.load.model import load
 from manyheads.models.load.text import shipped_text
 from manyheads.models.scoring import token_ids
 
@@ -179,8 +177,7 @@ def main() -> int:
 
 def _trained(folder: str) -> dict[str, tuple[Any, float, float]]:
     """Of each trained model its tokenizer, the entropy of its attention, and that of even attention, in nats."""
-    demo = demo_model()
-    loaded = load_model(locate(demo), open_model(demo).stack)
+    loaded = load()
     minilm = transformers.AutoModel.from_pretrained(folder, use_safetensors=True).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     return {

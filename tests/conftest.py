@@ -95,14 +95,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def smollm2(smollm2_file: str, model_cache: Path) -> Any:
     """The demo model as it is described and as it runs, loaded once for all tests: (stack, loaded)."""
     pytest.importorskip("transformers")
-    from manyheads.checkpoints import open_model
-    from manyheads.checkpoints.locate import locate
-    from manyheads.models.load.model import load_model
+    from manyheads.models.load.model import load
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MANYHEADS_CACHE", str(model_cache))
-        stack = open_model(smollm2_file).stack
-        return stack, load_model(locate(smollm2_file), stack)
+        loaded = load(smollm2_file)
+        return loaded.stack, loaded
 
 
 @pytest.fixture(scope="session")

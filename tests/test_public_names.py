@@ -29,6 +29,7 @@ PUBLIC = {
     "Cross": "manyheads.spec",
     "Heads": "manyheads.spec",
     "Latent": "manyheads.spec",
+    "Loaded": "manyheads.models.load",
     "ManyheadsError": "manyheads.errors",
     "Mlp": "manyheads.spec",
     "Moe": "manyheads.spec",
@@ -49,8 +50,14 @@ PUBLIC = {
     "cache": "manyheads.models.enable",
     "disable": "manyheads.models.enable",
     "enable": "manyheads.models.enable",
+    "head_importance": "manyheads.heads.effects",
+    "head_roles": "manyheads.heads.roles",
+    "head_statistics": "manyheads.heads.statistics",
+    "load": "manyheads.models.load",
     "mha": "manyheads.layer",
+    "open_door": "manyheads.models.door.door",
     "price": "manyheads.cost",
+    "prune": "manyheads.heads.pruning",
     "read": "manyheads.checkpoints",
     "weights": "manyheads.spec",
 }
@@ -62,8 +69,9 @@ def test_these_and_no_others() -> None:
 
 @pytest.mark.parametrize(("name", "room"), PUBLIC.items())
 def test_each_is_what_its_room_holds(name: str, room: str) -> None:
-    if room == "manyheads.layer":
+    if room.startswith(("manyheads.layer", "manyheads.heads", "manyheads.models")):
         pytest.importorskip("torch")
+        pytest.importorskip("transformers")
     home = __import__(room, fromlist=[name])
     assert getattr(manyheads, name) is getattr(home, name)
     assert name in home.__all__

@@ -1,9 +1,10 @@
 """manyheads: price the attention heads of real models, see what they do, and shrink what they cost.
 
-    stack = manyheads.read("path/to/model")                  a StackSpec, from a config, a header, a name or a sketch
-    price = manyheads.price(stack, context_tokens=131_072)     what it costs
-    spec = manyheads.AttentionSpec.gqa(4096, 32, 8)            or say what a layer is, and ask the same
-    layer = manyheads.Attention(spec)                          the layer itself, in torch
+    stack = manyheads.read("llama-2-70b")                       # a StackSpec, from a config, a header, a name or a sketch
+    price = manyheads.price(stack, context_tokens=131_072)      # what it costs
+    spec = manyheads.AttentionSpec.gqa(512, 8, 2)               # or say what a layer is, and ask the same
+    layer = manyheads.Attention(spec)                           # the layer itself, in torch
+    loaded = manyheads.load("path/to/model")                    # a real model: model, tokenizer, stack
 
 Names are imported when they are first used: `import manyheads` alone costs nothing.
 """
@@ -18,8 +19,14 @@ if TYPE_CHECKING:
     from manyheads.checkpoints import read
     from manyheads.cost import price
     from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError, SpecError
+    from manyheads.heads.effects import head_importance
+    from manyheads.heads.pruning import prune
+    from manyheads.heads.roles import head_roles
+    from manyheads.heads.statistics import head_statistics
     from manyheads.layer import Attention, MultiheadAttention, mha
+    from manyheads.models.door.door import open_door
     from manyheads.models.enable import cache, disable, enable
+    from manyheads.models.load import Loaded, load
     from manyheads.report import Report
     from manyheads.spec import (
         Alibi,
@@ -69,6 +76,7 @@ __all__ = [
     "Cross",
     "Heads",
     "Latent",
+    "Loaded",
     "ManyheadsError",
     "Mlp",
     "Moe",
@@ -89,8 +97,14 @@ __all__ = [
     "cache",
     "disable",
     "enable",
+    "head_importance",
+    "head_roles",
+    "head_statistics",
+    "load",
     "mha",
+    "open_door",
     "price",
+    "prune",
     "read",
     "weights",
 ]
@@ -103,6 +117,13 @@ _HOMES = {
     "Attention": "layer",
     "MultiheadAttention": "layer",
     "mha": "layer",
+    "Loaded": "models.load",
+    "load": "models.load",
+    "open_door": "models.door.door",
+    "head_statistics": "heads.statistics",
+    "head_roles": "heads.roles",
+    "head_importance": "heads.effects",
+    "prune": "heads.pruning",
     "enable": "models.enable",
     "disable": "models.enable",
     "cache": "models.enable",

@@ -324,7 +324,7 @@ def test_features_told_not_to_test_or_refused_are_said() -> None:
 
     subject = guessed(attention, no=("causal",))
     found = outcomes(subject)
-    assert found["causal"].reason == "told not to (--no causal)"
+    assert found["causal"].reason == "told not to"
     assert found["group-order"].reason == "it refuses: ValueError: no grouped heads here"
     assert found["window"].reason == "takes no window"
     assert {found[name].status for name in ("causal", "group-order", "window")} == {"not tested"}

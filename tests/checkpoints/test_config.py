@@ -296,7 +296,7 @@ def test_what_changes_attention_and_is_not_understood_is_refused_by_name(key: st
     message = str(caught.value)
     assert message.startswith("x/config.json: ")
     assert key in message
-    assert "--assume full" in message
+    assert 'assume="full"' in message
     assert "\n" not in message
     assumed = read_config(config, assume="full")
     assert [type(a.mask) for a in attentions(assumed)] == [Causal] * 6

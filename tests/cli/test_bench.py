@@ -47,7 +47,7 @@ def without_impossible(monkeypatch) -> None:
 
 def test_json_of_the_standard_shapes(capsys, monkeypatch):
     without_impossible(monkeypatch)
-    status, out, err = bench(capsys, "--contexts", "64,128", "--kv-heads", "8,1", "--dtypes", "fp32,int8", "--json")
+    status, out, err = bench(capsys, "--context", "64,128", "--kv-heads", "8,1", "--kv-dtype", "fp32,int8", "--json")
     assert status == 0
     data = json.loads(out)
     assert data["schema"] == "manyheads.bench/1"
@@ -59,7 +59,7 @@ def test_json_of_the_standard_shapes(capsys, monkeypatch):
     assert data["generation"] is None
     assert data["faults"] == []
     assert data["settings"]["rounds"] == 3
-    assert data["command"] == "manyheads bench --contexts 64,128 --kv-heads 8,1 --dtypes fp32,int8 --threads 1"
+    assert data["command"] == "manyheads bench --context 64,128 --kv-heads 8,1 --kv-dtype fp32,int8 --threads 1"
     assert data["machine"]["last_level_cache_bytes"] == 1 << 18
     assert {path["threads"] for one in data["decode"] for path in one["paths"]} == {1}
     assert "fp32, 8 KV heads, 64 tokens" in err
@@ -67,7 +67,7 @@ def test_json_of_the_standard_shapes(capsys, monkeypatch):
 
 def test_text_and_a_flag_when_the_bench_is_wrong(capsys, monkeypatch):
     monkeypatch.setattr("manyheads.bench.contest.IMPOSSIBLE", 0.0)
-    status, out, _ = bench(capsys, "--contexts", "64", "--kv-heads", "8", "--dtypes", "fp32")
+    status, out, _ = bench(capsys, "--context", "64", "--kv-heads", "8", "--kv-dtype", "fp32")
     assert status == 1
     assert "How near is a decode step to what the machine allows?" in out
     assert "the bench is wrong here" in " ".join(out.split())
@@ -76,7 +76,7 @@ def test_text_and_a_flag_when_the_bench_is_wrong(capsys, monkeypatch):
 
 def test_quick_takes_one_context(capsys, monkeypatch):
     without_impossible(monkeypatch)
-    status, out, _ = bench(capsys, "--quick", "--kv-heads", "1", "--dtypes", "bf16", "--json")
+    status, out, _ = bench(capsys, "--quick", "--kv-heads", "1", "--kv-dtype", "bf16", "--json")
     assert status == 0
     data = json.loads(out)
     assert [one["keys"] for one in data["decode"]] == [8192]
@@ -89,7 +89,7 @@ def test_a_wrong_kernel_is_named_and_exits_1(capsys, monkeypatch):
 
     right = attend.decode
     monkeypatch.setattr(attend, "decode", lambda *a, **k: right(*a, **k) * 1.5)
-    status, out, _ = bench(capsys, "--contexts", "64", "--kv-heads", "8", "--dtypes", "fp32", "--json")
+    status, out, _ = bench(capsys, "--context", "64", "--kv-heads", "8", "--kv-dtype", "fp32", "--json")
     assert status == 1
     data = json.loads(out)
     mine = data["decode"][0]["paths"][0]
@@ -101,7 +101,7 @@ def test_a_wrong_kernel_is_named_and_exits_1(capsys, monkeypatch):
 def test_the_file_is_what_its_ending_says(capsys, monkeypatch, tmp_path, ending, start):
     without_impossible(monkeypatch)
     target = tmp_path / f"out.{ending}"
-    words = ("--contexts", "64,128", "--kv-heads", "8", "--dtypes", "fp32", "--output", target)
+    words = ("--context", "64,128", "--kv-heads", "8", "--kv-dtype", "fp32", "--output", target)
     status, out, err = bench(capsys, *words)
     assert (status, out) == (0, "")
     text = target.read_text()
@@ -116,7 +116,7 @@ def test_the_file_is_what_its_ending_says(capsys, monkeypatch, tmp_path, ending,
 def test_a_models_own_heads(capsys, monkeypatch):
     without_impossible(monkeypatch)
     sketch = "(gqa(64, 8/2x16, window=32), gqa(64, 8/4x8)) x 2"
-    status, out, _ = bench(capsys, sketch, "--contexts", "64", "--dtypes", "fp32", "--json")
+    status, out, _ = bench(capsys, sketch, "--context", "64", "--kv-dtype", "fp32", "--json")
     assert status == 0
     data = json.loads(out)
     assert [(one["heads"], one["kv_heads"], one["head_dim"]) for one in data["decode"]] == [(8, 2, 16), (8, 4, 8)]
@@ -126,7 +126,9 @@ def test_a_models_own_heads(capsys, monkeypatch):
 
 def test_a_models_latent(capsys, monkeypatch):
     without_impossible(monkeypatch)
-    status, out, _ = bench(capsys, "mla(64, 4x8+4, rank=16) x 2", "--contexts", "64", "--dtypes", "bf16,int8", "--json")
+    status, out, _ = bench(
+        capsys, "mla(64, 4x8+4, rank=16) x 2", "--context", "64", "--kv-dtype", "bf16,int8", "--json"
+    )
     assert status == 0
     data = json.loads(out)
     assert data["decode"] == data["prefill"] == []
@@ -139,7 +141,7 @@ def test_a_model_with_weights_is_run(capsys, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     without_impossible(monkeypatch)
     folder = tiny_models.save("llama", tmp_path / "tiny-llama")
-    status, out, err = bench(capsys, folder, "--quick", "--contexts", "64", "--dtypes", "fp32", "--json")
+    status, out, err = bench(capsys, folder, "--quick", "--context", "64", "--kv-dtype", "fp32", "--json")
     assert status == 0, err
     told = json.loads(out)["generation"]
     assert told["dtype"] == "bf16"
@@ -155,9 +157,9 @@ def test_a_model_with_weights_is_run(capsys, monkeypatch, tmp_path):
     [
         (["--kv-heads", "5"], "--kv-heads 5: 32 query heads cannot share them evenly; valid: 1, 2, 4, 8, 16, 32"),
         (["--kv-heads", "0"], "--kv-heads '0' is not a whole number from 1 to 32"),
-        (["--dtypes", "fp8"], "--dtypes 'fp8' is not one of fp32, bf16, fp16, int8"),
-        (["--contexts", "many"], "--contexts 'many': 'many' is not a number of tokens"),
-        (["--contexts", "64m"], "two such caches take"),
+        (["--kv-dtype", "fp8"], "--kv-dtype 'fp8' is not one of fp32, bf16, fp16, int8"),
+        (["--context", "many"], "--context 'many' is not a number of tokens"),
+        (["--context", "64m"], "two such caches take"),
         (["no/such/model"], "no/such/model"),
         (["llama-2-70b", "--kv-heads", "8"], "a model was named, which has its own"),
         (["linear(64, 4x16) x 2"], "no layer of it keeps keys and values or a latent (layers that keep a state)"),
@@ -176,7 +178,7 @@ def test_what_is_refused_is_one_line_and_writes_nothing(capsys, tmp_path, monkey
 def test_one_context_makes_no_picture(capsys, monkeypatch, tmp_path):
     without_impossible(monkeypatch)
     target = tmp_path / "out.svg"
-    status, _, err = bench(capsys, "--contexts", "64", "--kv-heads", "8", "--dtypes", "fp32", "--output", target)
+    status, _, err = bench(capsys, "--context", "64", "--kv-heads", "8", "--kv-dtype", "fp32", "--output", target)
     assert status == 2
     assert "one context makes no line to draw" in err
     assert "KV heads" not in err

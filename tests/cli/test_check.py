@@ -124,7 +124,7 @@ def test_prints_of_the_file_are_counted_or_shown(capsys, tmp_path) -> None:
     path = tmp_path / "loud.py"
     path.write_text("print('loud')\ndef f(q, k, v):\n    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v\n")
     _, out, err = run(capsys, f"{path}:f", "--only", "scale")
-    assert "the file printed 1 line, kept out of here (--prints shows them)" in out
+    assert "the file printed 1 line, kept out of here (see --prints)" in out
     assert err.count("\n") == 1
     _, out, err = run(capsys, f"{path}:f", "--only", "scale", "--prints", "--json")
     assert json.loads(out)["ok"]
@@ -158,8 +158,8 @@ def test_output_goes_to_a_file(capsys, tmp_path) -> None:
         ([f"{EXAMPLES}:f"], "is a folder"),
         ([f"{WRONG}:head_tiled"], "has no function 'head_tiled'; its functions are scale_missing"),
         ([RIGHT, "--timeout", "never"], "--timeout 'never'"),
-        ([RIGHT, "--tolerance", "small"], "--tolerance 'small' is not a number"),
-        ([RIGHT, "--tolerance", "2"], "--tolerance 2 does not lie between 0 and 1"),
+        ([RIGHT, "--tolerance", "small"], "--tolerance 'small' is not a number between 0 and 1"),
+        ([RIGHT, "--tolerance", "2"], "--tolerance '2' is not a number between 0 and 1"),
         ([RIGHT, "--names", "q"], "--names 'q' is not ROLE=NAME"),
         ([RIGHT, "--names", "q=Q"], "there is no parameter 'Q'"),
         ([RIGHT, "--mask", "up"], "invalid choice: 'up'"),

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from manyheads.cli.common import add_json, add_output, add_seed, emit, nearest, need, progress
+from manyheads.cli import options as declared
+from manyheads.cli.common import emit, nearest, need, progress
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.report import Column, Report, Table
 
@@ -20,10 +21,12 @@ TEXT = "Title\n\nHow much?\n  bytes\n  ─────\n    1 B\n"
 
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_json(parser)
-    add_output(parser)
-    add_seed(parser)
-    return parser.parse_args(words)
+    mine = [declared.JSON, declared.OUTPUT]
+    for option in mine:
+        declared.add(parser, option)
+    found = parser.parse_args(words)
+    found.spoken = lambda text: declared.spoken(text, mine)
+    return found
 
 
 def test_text_goes_to_stdout(capsys) -> None:
@@ -52,13 +55,16 @@ def test_a_file_that_cannot_be_is_an_error_and_nothing_is_printed(tmp_path, caps
     assert os.listdir(tmp_path) == []
 
 
-def test_the_seed_is_a_number_with_a_default() -> None:
-    assert options().seed == 0
-    assert options("--seed", "7").seed == 7
-    assert options("--seed", "4294967295").seed == 2**32 - 1
-    for wrong in ("-1", "4294967296", "9" * 30, "1.5", "x", ""):
-        with pytest.raises(ManyheadsError, match=r"--seed '.*' is not a whole number from 0 to 4,294,967,295"):
-            options(f"--seed={wrong}")
+def test_what_is_said_of_parameters_is_said_of_options(capsys) -> None:
+    table = Table("How much?", (Column("bytes"),), (("output=3",),), ('output="FILE" keeps it',))
+    emit(Report("Title", (table,), {"notes": ["see json="], "text": "json=5"}, ("json=True is an object",)), options())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "output=3" in out  # a cell may hold what a file says
+    assert "--output FILE keeps it" in out
+    assert "--json is an object" in out
+    report = Report("Title", (), {"notes": ["see json="], "text": "json=5"})
+    emit(report, options("--json"))
+    assert json.loads(capsys.readouterr().out) == {"notes": ["see --json"], "text": "json=5"}
 
 
 def test_progress_is_one_line_on_stderr(capsys) -> None:

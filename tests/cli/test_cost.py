@@ -7,8 +7,6 @@ import json
 import pytest
 
 from manyheads.cli.main import main
-from manyheads.cli.quantities import contexts, memory, positive
-from manyheads.errors import ManyheadsError
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
@@ -98,10 +96,10 @@ def test_output_goes_to_a_file(capsys, tmp_path):
     ("words", "message"),
     [
         (["llama-2-70b", "--context", "0"], "--context"),
-        (["llama-2-70b", "--context", "8q"], "'8q' is not a number of tokens"),
-        (["llama-2-70b", "--context", "8k,,9k"], "--context"),
+        (["llama-2-70b", "--context", "8q"], "--context '8q' is not a number of tokens"),
+        (["llama-2-70b", "--context", "8k,,9k"], "--context '8k,,9k' has '', which is not a number of tokens"),
         (["llama-2-70b", "--context", "-5"], "--context"),
-        (["llama-2-70b", "--context", "9999999999999999"], "context must lie in"),
+        (["llama-2-70b", "--context", "9999999999999999"], "is not a number of tokens from 1 to 1,000,000,000,000"),
         (["llama-2-70b", "--batch", "0"], "--batch '0'"),
         (["llama-2-70b", "--batch", "1.5"], "--batch '1.5'"),
         (["llama-2-70b", "--batch", "9" * 50], "--batch"),
@@ -134,24 +132,3 @@ def test_wrong_requests_write_nothing(capsys, tmp_path):
     assert run(capsys, "llama-2-70b", "--what-if", "x", "--json", "--output", str(target))[0] == 2
     assert target.read_text() == "before"
     assert list(tmp_path.iterdir()) == [target]
-
-
-def test_quantities_by_hand():
-    assert contexts("128k,128000,1m,8K,1_000") == [131_072, 128_000, 1_048_576, 8192, 1000]
-    assert memory("80GB") == 80_000_000_000
-    assert memory("80 GiB") == 85_899_345_920
-    assert memory("1.5kib") == 1536
-    assert memory("500MiB") == 524_288_000
-    assert positive("--n", "12") == 12
-
-
-@pytest.mark.parametrize("text", ["", "k", "-1k", "1.5k", "0", "1e3", "٣", "1 2", "10000000000000000000000k"])
-def test_contexts_not_understood(text):
-    with pytest.raises(ManyheadsError):
-        contexts(text)
-
-
-@pytest.mark.parametrize("text", ["", "80", "GB", "-1GB", "1e3GB", "0.1b", "80XB", "1.2.3GB", "٣GB"])
-def test_memory_not_understood(text):
-    with pytest.raises(ManyheadsError):
-        memory(text)

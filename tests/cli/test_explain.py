@@ -15,7 +15,7 @@ import torch
 
 import manyheads
 from manyheads.cli.main import main
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 from support.tiny_transformers import build, inputs
 
 
@@ -34,7 +34,7 @@ def paths(answer: dict[str, Any], step: str) -> list[str | None]:
         (["llama-3.1-8b"], ["kernel"], ["sdpa"]),
         (["llama-3.1-8b", "--context", "16"], ["sdpa"], ["sdpa"]),
         (["gpt-oss-20b"], ["kernel", "kernel"], ["tiled", "tiled"]),
-        (["gemma-2-9b", "--cache-dtype", "int8"], ["kernel", "kernel"], ["tiled", "tiled"]),
+        (["gemma-2-9b", "--kv-dtype", "int8"], ["kernel", "kernel"], ["tiled", "tiled"]),
         (["deepseek-v3"], ["kernel"], ["sdpa"]),
         (["qwen3-next-80b-a3b"], ["transformers", "kernel"], ["transformers", "sdpa"]),
         (["bert-base-uncased"], [None], ["sdpa"]),
@@ -57,7 +57,7 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
     _, answer = told(capsys, "gpt-oss-20b")
     assert "torch's SDPA has no sinks" in answer["layers"][0]["prefill"]["reason"]
     assert answer["layers"][0]["cache"] == "WindowLayer, the last 127 tokens in bf16"
-    _, answer = told(capsys, "deepseek-v3", "--cache-dtype", "int8")
+    _, answer = told(capsys, "deepseek-v3", "--kv-dtype", "int8")
     assert answer["layers"][0]["decode"]["reason"] == (
         "absorbed: 128 heads share rows of 512 + 64; int8 latents are widened at each step"
     )
@@ -83,7 +83,7 @@ def test_a_running_model_takes_them(name: str, tmp_path: Path, capsys: pytest.Ca
         model.set_attn_implementation("manyheads")
         cache = manyheads.cache(model)
         taken = []
-        with torch.no_grad(), opened(model) as door:
+        with torch.no_grad(), open_door(model) as door:
             for step in (ids[:, :29], ids[:, 29:]):
                 model(step, cache=cache, use_cache=True)
                 taken.append({how.name for how in door.selected.values()})
@@ -101,7 +101,7 @@ def test_text_and_wrong_words(capsys: pytest.CaptureFixture[str]) -> None:
         assert question in text
     for words, wrong in (
         (["--dtype", "fp8"], "--dtype 'fp8' is not one of fp32, bf16, fp16"),
-        (["--cache-dtype", "q4"], "--cache-dtype 'q4' is not one of model, fp32, bf16, fp16, int8"),
+        (["--kv-dtype", "q4"], "--kv-dtype 'q4' is not one of model, fp32, bf16, fp16, int8"),
         (["--context", "0"], "--context"),
     ):
         assert main(["explain", "llama-3.1-8b", *words]) == 2

@@ -230,8 +230,8 @@ def test_an_address_without_a_stage_is_the_decoder_s(capsys: Any, tiny: Any, tex
         (["--head", "17:3"], "--head 17:3: there is no such head; the model has layers 0 to 1 with heads 0 to 3"),
         (["--head", "one"], "'one' is not the address of a head"),
         (["--head", "cross/0:1"], "--head cross/0:1: there is no such head"),
-        (["--tokens", "1"], "--tokens 1: at least 2 tokens are needed"),
-        (["--window", "1"], "--window 1: at least 2 tokens are needed"),
+        (["--tokens", "1"], "--tokens '1' is not a number of tokens from 2 to"),
+        (["--window", "1"], "--window '1' is not a number of tokens from 2 to"),
         (["--window", "none"], "--window"),
         (["--csv", "--json"], "--csv and --json are two forms of one answer"),
         (["--importance", "guess"], "'guess' is not one of first-order, zero, mean, resample, none"),
@@ -239,7 +239,7 @@ def test_an_address_without_a_stage_is_the_decoder_s(capsys: Any, tiny: Any, tex
         (["--least-effect", "nan"], "--least-effect 'nan' is not a share"),
         (["--least-effect", "a tenth"], "--least-effect 'a tenth' is not a share"),
         (["--dtype", "int3"], "--dtype 'int3' is not one of fp32, bf16, fp16"),
-        (["--text", "missing.txt"], "--text missing.txt: no such file"),
+        (["--text", "missing.txt"], "missing.txt: no such file"),
         (["--conllu", "missing.conllu"], "missing.conllu"),
         (["--output", "missing/heads.csv", "--csv"], "does not exist"),
     ],
@@ -254,7 +254,7 @@ def test_conllu_without_roles(capsys: Any, tiny: Any) -> None:
 
 def test_a_text_of_one_token(capsys: Any, tiny: Any, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    assert "--text a.txt is 1 token long; at least 2 are needed" in refused(
+    assert "a.txt is 1 token long; at least 2 are needed" in refused(
         capsys, tiny("llama"), "--text", tmp_path / "a.txt"
     )
 

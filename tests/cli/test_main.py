@@ -312,7 +312,8 @@ def test_it_is_also_a_module(python) -> None:
 def test_verbs_are_not_loaded_before_they_are_asked_for(python) -> None:
     script = "import sys; from manyheads.cli.main import main; main(['--help']); print([m for m in sys.modules if m.startswith('manyheads.')])"
     assert python("-c", script).stdout.splitlines()[-1] == (
-        "['manyheads.cli', 'manyheads.quoting', 'manyheads.errors', 'manyheads.cli.common', 'manyheads.cli.stopping', 'manyheads.cli.main']"
+        "['manyheads.lazy', 'manyheads.cli', 'manyheads.quoting', 'manyheads.errors', 'manyheads.cli.common', "
+        "'manyheads.cli.quantities', 'manyheads.record', 'manyheads.cli.options', 'manyheads.cli.stopping', 'manyheads.cli.main']"
     )
 
 

@@ -83,13 +83,13 @@ def test_a_model_without_a_language_head_is_judged_by_its_drift(capsys, here, tm
     folder = tiny_models.save("bert", tmp_path / "bert")
     transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
     words = (folder, "--budget", 2, "--tokens", 300, "--rounds", 1)
-    status, out, _ = run(capsys, *words, "--by", "zero", "--json")
+    status, out, _ = run(capsys, *words, "--importance", "zero", "--json")
     losses = json.loads(out)["losses"]
     assert (status, losses["objective"], losses["before"]) == (0, "drift", 0.0)
     assert losses["after"] > 0
     for more, said in (
         ((), "no first-order score"),
-        (("--by", "zero", "--compare-init"), "--compare-init: the model has no language head"),
+        (("--importance", "zero", "--compare-init"), "--compare-init: the model has no language head"),
     ):
         status, out, err = run(capsys, *words, *more)
         assert (status, out) == (2, "")
@@ -162,7 +162,7 @@ def test_heads_that_went_before_are_counted(capsys, here, llama) -> None:
 
 
 def test_a_budget_that_cannot_be_met_is_refused_before_the_model_is_loaded(capsys, here, llama, monkeypatch) -> None:
-    monkeypatch.setattr("manyheads.heads.pruning.run.load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("manyheads.heads.pruning.run.load", lambda *_, **__: pytest.fail("it was loaded"))
     for words, said in (
         (("--budget", 0), "--budget '0' is 0 of 8 heads; expected from 1 to 6: one of each layer stays"),
         (("--budget", "70%", "--whole-groups"), "expected from 2 to 4 in groups of 2: one of each layer stays"),
@@ -174,7 +174,7 @@ def test_a_budget_that_cannot_be_met_is_refused_before_the_model_is_loaded(capsy
 
 def test_progress_has_counts(capsys, here, llama, monkeypatch) -> None:
     monkeypatch.setattr("manyheads.heads.progress._SECONDS_BETWEEN_WORDS", 0.0)
-    _, out, err = run(capsys, llama, "--budget", 2, "--by", "zero", "--rounds", 1, "--tokens", 200)
+    _, out, err = run(capsys, llama, "--budget", 2, "--importance", "zero", "--rounds", 1, "--tokens", 200)
     assert out.startswith("tiny-llama: 2 of 8 heads")
     assert "greedy by ablation to zero" in out
     assert "round 1: ablation to zero of 8 heads" in err
@@ -182,7 +182,7 @@ def test_progress_has_counts(capsys, here, llama, monkeypatch) -> None:
     assert "40 of 40 steps" in run(capsys, llama, "--gates", 0.5, "--steps", 40, "--tokens", 200)[2]
     _, out, err = run(capsys, llama, "--gates", 0.5, "--steps", 20, "--tokens", 200)
     assert out == ""
-    assert "try 280 steps more: steps=300 (--steps 300)" in err.splitlines()[-1]
+    assert "try 280 steps more: --steps 300" in err.splitlines()[-1]
 
 
 def test_the_size_of_a_quantised_file_stands_beside_what_it_becomes() -> None:
@@ -272,12 +272,12 @@ def test_an_encoder_decoder_has_stages(capsys, here, tmp_path) -> None:
         (("--heads", "0:0", "--budget", "2"), "not allowed with"),
         (("--budget", "8"), "8 of 8 heads"),
         (("--budget", "none"), "is not a number of heads"),
-        (("--budget", "2", "--by", "magic"), "--by 'magic'"),
+        (("--budget", "2", "--importance", "magic"), "--importance 'magic'"),
         (("--budget", "2", "--rounds", "0"), "--rounds"),
         (("--gates", "-1"), "--gates"),
         (("--heads", "0:0", "--form", "cube"), "--form 'cube'"),
         (("--heads", "0:0", "--form", "uniform", "--output", "out"), "no uniform form"),
-        (("--heads", "0:0", "--tokens", "3"), "at least 4 are needed"),
+        (("--heads", "0:0", "--tokens", "3"), "is not a number of tokens from 4 to"),
         (("--heads", "0:0", "--text", "missing.txt"), "missing.txt"),
         (("--budget", "2", "--text", "short.txt"), "is 1 token long; at least 2 are needed"),
     ],

@@ -160,15 +160,15 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a name of the census": (["llama-2-70b"], "without weights that could be run; `manyheads cost` prices it"),
     "a sketch": (["gqa(64, 4/2x16) x 2"], "without weights"),
     "a folder of something else": (["{here}"], "is empty"),
-    "no text": (["{llama}", "--text", "nothing.txt"], "--text nothing.txt: no such file"),
+    "no text": (["{llama}", "--text", "nothing.txt"], "nothing.txt: no such file"),
     "a folder as text": (["{llama}", "--text", "."], "is a directory"),
     "no tokens": (["{llama}", "--tokens", "0"], "--tokens '0'"),
-    "one token": (["{llama}", "--tokens", "1"], "at least 2"),
+    "one token": (["{llama}", "--tokens", "1"], "from 2 to"),
     "tokens in words": (["{llama}", "--tokens", "many"], "--tokens 'many'"),
     "no context": (["{llama}", "--context", "0"], "--context '0'"),
     "negative threads": (["{llama}", "--threads", "-1"], "--threads"),
     "no format": (["{llama}", "--dtype", "int3"], "fp32, bf16, fp16"),
-    "no device": (["{llama}", "--device", "abacus"], "--device abacus"),
+    "no device": (["{llama}", "--device", "abacus"], "--device 'abacus'"),
     "no folder": (["{llama}", "--output", "nowhere"], "--output nowhere: does not exist"),
     "a file as folder": (["{llama}", "--output", "{llama}/config.json"], "is not a folder"),
     "a revision of a folder": (["{llama}", "--revision", "main"], "belongs to a hub id"),
@@ -248,14 +248,14 @@ def test_a_short_text_is_refused(capsys, here, llama) -> None:
     (here / "short.txt").write_text("a")
     status, out, err = run(capsys, llama, "--text", "short.txt")
     assert (status, out) == (2, "")
-    assert "--text short.txt is 1 token long" in err.splitlines()[-1]
+    assert "short.txt is 1 token long" in err.splitlines()[-1]
     assert {path.name for path in here.iterdir()} == {"short.txt"}
 
 
 def test_without_the_demo_model_the_command_that_brings_it_is_named(capsys, here, monkeypatch) -> None:
-    from manyheads.models.load import model as load
+    from manyheads.checkpoints import demo
 
-    monkeypatch.setattr(load, "DEMO_PACKAGE", "no_such_package_here")
+    monkeypatch.setattr(demo, "DEMO_PACKAGE", "no_such_package_here")
     status, _, err = run(capsys)
     assert status == 2
     assert "make demo" in err

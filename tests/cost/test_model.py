@@ -316,7 +316,7 @@ def test_joined_what_ifs_are_the_same_in_any_order():
     ],
 )
 def test_joined_what_ifs_that_cannot_be(joined, words):
-    with pytest.raises(SpecError, match=f"^--what-if '{joined}': .*{words}"):
+    with pytest.raises(SpecError, match=f"^what_if='{joined}': .*{words}"):
         what_if(LLAMA_2_70B, joined)
 
 
@@ -341,7 +341,7 @@ def test_tensor_parallel_keeps_latents_whole():
 
 
 def test_tensor_parallel_that_does_not_divide():
-    with pytest.raises(SpecError, match=r"--tensor-parallel 7: 64 query heads"):
+    with pytest.raises(SpecError, match=r"tensor_parallel=7: 64 query heads"):
         rank_of(LLAMA_2_70B, 7)
 
 
@@ -358,7 +358,7 @@ def test_tensor_parallel_that_does_not_divide():
 )  # fmt: skip
 def test_tensor_parallel_offers_what_it_accepts(stack, ranks, valid):
     """Every attention of the model shares out its heads, key/value heads among them, or keeps one on several ranks."""
-    with pytest.raises(SpecError, match=f"^--tensor-parallel {ranks}: ") as told:
+    with pytest.raises(SpecError, match=f"^tensor_parallel={ranks}: ") as told:
         rank_of(stack, ranks)
     assert [int(n) for n in str(told.value).rpartition("valid: ")[2].split(", ")] == valid
     for number in valid:

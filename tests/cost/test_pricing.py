@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import manyheads
 from manyheads.cost.pricing import price
 from manyheads.cost.tables import report, title
 from manyheads.errors import SpecError
@@ -98,16 +96,16 @@ def test_roofline_of_llama_on_an_h100(llama):
 @pytest.mark.parametrize(
     ("budget", "change"),
     [
-        (130 * 10**9, "--kv-dtype"),
-        (100 * 10**9, "--weight-dtype"),
-        (30 * 10**9, "--tensor-parallel"),
+        (130 * 10**9, "kv_dtype="),
+        (100 * 10**9, "weight_dtype="),
+        (30 * 10**9, "tensor_parallel="),
     ],
 )
 def test_the_one_change_that_would_make_it_fit(budget, change):
     """128,000 tokens of Llama-2-70B: 137.95 GB of weights and 41.94 GB of cache, here with 4 sequences of 1,000."""
-    own = data_of(
-        LLAMA_2_70B, context_tokens=128_000, memory=budget + 45 * 10**9 if change == "--kv-dtype" else budget
-    )["memory"]
+    own = data_of(LLAMA_2_70B, context_tokens=128_000, memory=budget + 45 * 10**9 if change == "kv_dtype=" else budget)[
+        "memory"
+    ]
     if own["fits"]:
         pytest.fail("the budget was meant to be too small")
     assert own["change"].startswith(change)
@@ -159,30 +157,12 @@ def test_text_has_a_table_for_every_question_and_fits_80_columns(llama):
         ({"tensor_parallel": 2.0}, "tensor_parallel must be an integer"),
         ({"what_if": ["gqa:7"]}, "64"),
         ({"what_if": ["nonsense"]}, "nonsense"),
-        ({"what_if": [8]}, "--what-if is a text, found 8"),
+        ({"what_if": [8]}, "what_if= is a text, found 8"),
     ],
 )
 def test_bad_requests(options, message):
     with pytest.raises(SpecError, match=message):
         price(parse_stack(LLAMA_2_70B), **options)
-
-
-def test_the_example_of_the_package_runs(tmp_path: Path) -> None:
-    """Line by line as its docstring has it, of a model in a folder."""
-    torch = pytest.importorskip("torch")
-    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-              "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    lines = [re.split(r" {3,}", line.strip())[0] for line in manyheads.__doc__.splitlines() if line.startswith("    ")]
-    names: dict = {"manyheads": manyheads}
-    with torch.device("meta"):  # the layer has 42 million weights
-        for line in lines:
-            exec(line.replace("path/to/model", str(tmp_path)), names)
-    assert len(lines) == 4
-    assert names["price"].context == 131_072
-    # by hand: 2 layers x 2 KV heads x (16 + 16) x 2 B
-    assert names["price"].kv_cache.bytes == 131_072 * 2 * 2 * 32 * 2
-    assert names["layer"].spec == names["spec"]
 
 
 def test_one_layer_has_a_price() -> None:

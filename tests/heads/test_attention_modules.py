@@ -17,7 +17,7 @@ from manyheads.heads.address import Head, format_head, parse_head  # noqa: E402
 from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, row_of, select  # noqa: E402
 from manyheads.heads.effects import ablate_heads, ablated, head_importance  # noqa: E402
 from manyheads.heads.statistics import head_statistics  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
 REFUSED = {"falcon-7b", "falcon-40b", "falcon-rw", "falcon2-11b", "bloom", "mpt"}
@@ -152,9 +152,9 @@ def mean_square(out: Any, _: Any) -> Any:
 
 
 def found_modules(model: Any, batch: dict[str, Any]) -> tuple[AttentionModule, ...]:
-    with opened(model) as door:
+    with open_door(model) as door:
         index = ModuleIndex(door.attentions)
-        with opened(model, observers=[index]), torch.no_grad():
+        with open_door(model, observers=[index]), torch.no_grad():
             model(**batch)
         return index.called(door)
 
@@ -238,7 +238,7 @@ def test_images_have_no_tokens_even_where_there_are_as_many() -> None:
     assert found.of("text_model").queries.tolist() == [8] * 2
     assert not torch.tensor(found.of("text_model").mass["some"]).isnan().any()
     outputs: dict[str, Any] = {}
-    with opened(model, observers=[lambda call, out: outputs.update({call.path: out})]), torch.no_grad():
+    with open_door(model, observers=[lambda call, out: outputs.update({call.path: out})]), torch.no_grad():
         model(**given)
     path, stack = "vision_model.encoder.layers.1.self_attn", "vision_model"
     exact = ablate_heads(model, [given], how="mean", metric=mean_square, heads=[Head(1, 2, stack)])

@@ -244,7 +244,7 @@ def test_folders_that_cannot_be_written_are_refused_before_the_model_is_loaded(
     Path("used/mine.txt").write_text("x")
     Path("link").symlink_to("nowhere")
     Path("loop").symlink_to(llama, target_is_directory=True)
-    monkeypatch.setattr("manyheads.models.load.model.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("manyheads.models.load.model.load", lambda *_, **__: pytest.fail("the model was loaded"))
     for folder, said in {
         "file": "is there already", "used": "is there already", "link": "is there already", ".": "is there already",
         "file/out": "is not a folder", llama: "is there already", llama / "out": "inside the folder of the model",
@@ -319,7 +319,7 @@ def test_ctrl_c_midway_leaves_nothing_and_an_empty_folder_empty(capsys, here, ll
 
 def test_a_model_that_was_handed_over_is_in_float32_again_after_ctrl_c(here, llama, monkeypatch) -> None:
     """Where float32 is not enough the logits are compared in float64, and the model given as `loaded` is the caller's."""
-    loaded = exporting._load(str(llama), lambda _: None)
+    loaded = exporting.load(llama)
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
     asked: list[torch.dtype] = []
 

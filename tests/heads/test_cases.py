@@ -35,7 +35,7 @@ from manyheads.heads.roles.induction import induction_scores  # noqa: E402
 from manyheads.heads.statistics import HeadStatistics, head_statistics  # noqa: E402
 from manyheads.models.door import attentions as door_attentions  # noqa: E402
 from manyheads.models.door import door as doors  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 from support.alibi_model import AlibiModel  # noqa: E402
 from support.peak_memory import PEAK_BYTES, needs_proc  # noqa: E402
@@ -84,7 +84,7 @@ def test_o19_weights_are_those_of_the_fused_function(name: str, masked: str, mon
     real = batch.get("attention_mask", torch.ones(2, 11)).bool()
     wanted = fused_weights(model, batch, monkeypatch)
     seen: list[Any] = []
-    with opened(model, observers=[lambda call, out: seen.append((call.weights(), call.v, out))]):
+    with open_door(model, observers=[lambda call, out: seen.append((call.weights(), call.v, out))]):
         tiny.logits(model, batch)
     assert len(seen) == len(wanted) == model.config.num_hidden_layers
     for (weights, v, out), (fused, theirs) in zip(seen, wanted, strict=True):
@@ -121,7 +121,7 @@ def test_o69_unequal_counts_load_in_stock_transformers_with_equal_logits(name: s
     kind = getattr(transformers, json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0])
     loaded, info = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    with opened(model, gates=[mask(model, heads)]):
+    with open_door(model, gates=[mask(model, heads)]):
         wanted = logits_of(model)
     assert done.form.name == "padded"
     assert torch.allclose(logits_of(loaded.eval()), wanted, atol=1e-5 * max(1.0, float(wanted.abs().max())))
@@ -170,14 +170,14 @@ torch.set_num_threads(1)
 from support.tiny_transformers import build
 from manyheads.heads.effects import ablate_heads, head_importance
 from manyheads.heads.statistics import head_statistics
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 model = build("llama", attention="sdpa")
 def texts(count):
     draw = torch.Generator().manual_seed(0)
     return (torch.randint(3, 60, (2, 384), generator=draw) for _ in range(count))
 def kept(model, batches):
     kept = []
-    with torch.no_grad(), opened(model, observers=[lambda call, out: kept.append(call.weights())]):
+    with torch.no_grad(), open_door(model, observers=[lambda call, out: kept.append(call.weights())]):
         for batch in batches: model(batch, use_cache=False)
 which = {{"kept": kept, "statistics": head_statistics, "importance": head_importance,
          "ablation": lambda model, batches: ablate_heads(model, batches, heads={{0: (1,)}})}}["{which}"]
@@ -264,7 +264,7 @@ def test_the_alibi_model_is_alibi() -> None:
     """Press et al. (arXiv 2108.12409): six heads have slopes 2^-2, 2^-4, 2^-6, 2^-8, 2^-1, 2^-3, at each distance once."""
     model, seen = AlibiModel.tiny(), []
     ids = torch.full((1, 6), 7)  # one token over and over: all keys of a head are alike, so only the distance is left
-    with opened(model, observers=[lambda call, out: seen.append(call.weights())]):
+    with open_door(model, observers=[lambda call, out: seen.append(call.weights())]):
         tiny.logits(model, {"input_ids": ids})
     falls = (seen[0][0, :, 5, 1:].log() - seen[0][0, :, 5, :-1].log()).mean(-1)
     assert falls.tolist() == pytest.approx([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3], abs=1e-5)
@@ -432,7 +432,7 @@ def test_inside_a_door_of_the_users_own(look: str) -> None:
         plain.model.layers[0].self_attn.o_proj.weight[:, 20:30] = 0  # head 2 of layer 0
     seen: list[str] = []
     gate = mask(model, {0: (2,)})
-    with opened(model, gates=[gate], observers=[lambda call, _: seen.append(call.path)]) as door:
+    with open_door(model, gates=[gate], observers=[lambda call, _: seen.append(call.path)]) as door:
         found = LOOKS[look](model)
         count = len(seen)
         tiny.logits(model, {"input_ids": IDS})

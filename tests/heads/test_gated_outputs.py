@@ -20,7 +20,7 @@ from manyheads.errors import BackendError  # noqa: E402
 from manyheads.heads.effects import ablate_heads  # noqa: E402
 from manyheads.heads.statistics import head_statistics  # noqa: E402
 from manyheads.models.door.attentions import find_attentions  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 from manyheads.models.door.head_outputs import INTERFACE, routed  # noqa: E402
 from support.tiny_transformers import inputs, logits  # noqa: E402
 
@@ -86,7 +86,9 @@ def test_observers_see_what_the_output_projection_is_given(kind: str) -> None:
     path, _, projection = attention_of(model)
     before, expected = logits(model, batch), given_to(model, projection, batch)
     seen: list[Any] = []
-    with opened(model, observers=[lambda call, out: seen.append((call, out)) if call.path == path else None]) as door:
+    with open_door(
+        model, observers=[lambda call, out: seen.append((call, out)) if call.path == path else None]
+    ) as door:
         assert torch.equal(given_to(model, projection, batch)[0], seen[0][1].transpose(1, 2).reshape(expected[0].shape))
         assert (door.calls[path], len(seen)) == (len(expected), len(expected))
     for (call, out), right in zip(seen, expected, strict=True):
@@ -107,7 +109,7 @@ def test_a_gate_that_closes_a_head_zeroes_what_the_projection_is_given(kind: str
     def closed(call: Any, out: torch.Tensor) -> torch.Tensor:
         return out.index_fill(1, torch.tensor([1]), 0) if call.path == path else out
 
-    with opened(model, gates=[closed]):
+    with open_door(model, gates=[closed]):
         found = logits(model, batch)
 
     def zeroed(_: Any, args: Any) -> Any:
@@ -171,7 +173,7 @@ def test_gradients_pass_through_what_the_projection_is_given() -> None:
     model, batch = build("qwen3_next"), inputs("llama")
     path, _, projection = attention_of(model)
     ours, theirs = (torch.ones(6, requires_grad=True) for _ in range(2))
-    with opened(model, gates=[lambda call, out: out * ours[:, None, None] if call.path == path else out]):
+    with open_door(model, gates=[lambda call, out: out * ours[:, None, None] if call.path == path else out]):
         mean_square(model(**batch), batch).backward()
     hook = projection.register_forward_pre_hook(
         lambda _, args: ((args[0].view(2, 11, 6, -1) * theirs[:, None]).reshape(args[0].shape),)
@@ -193,13 +195,13 @@ def test_doors_share_the_hook_and_an_exception_leaves_none() -> None:
     def fail(call: Any, out: torch.Tensor) -> None:
         raise RuntimeError("on purpose")
 
-    with opened(model, observers=[noted("outer")]):
-        with opened(model, observers=[noted("inner")]):
+    with open_door(model, observers=[noted("outer")]):
+        with open_door(model, observers=[noted("inner")]):
             logits(model, batch)
         assert len(projection._forward_pre_hooks) == 1
         logits(model, batch)
     assert order == ["inner", "outer", "outer"]
-    with pytest.raises(RuntimeError, match="on purpose"), opened(model, observers=[fail]):
+    with pytest.raises(RuntimeError, match="on purpose"), open_door(model, observers=[fail]):
         logits(model, batch)
     assert not projection._forward_pre_hooks
 
@@ -210,7 +212,7 @@ def test_a_projection_that_is_given_something_else_is_an_error() -> None:
     module.o_proj = torch.nn.Sequential(projection)
     hook = module.o_proj.register_forward_pre_hook(lambda _, args: (args[0][:, :5],))
     with pytest.raises(BackendError, match=r"is given \(2, 5, 60\), where 6 heads of 10 numbers for 11 tokens"):  # noqa: SIM117
-        with opened(model):
+        with open_door(model):
             logits(model, batch)
     hook.remove()
 

@@ -18,7 +18,7 @@ from manyheads.heads.gates import gated, train_gates
 from manyheads.heads.page.maps import head_maps
 from manyheads.heads.pruning import choose_heads, mask, prune
 from manyheads.heads.statistics import head_statistics
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 from support import rounding
 from support.tiny_transformers import build, inputs
 
@@ -47,7 +47,7 @@ def test_statistics_have_a_column_for_each_original_head(pair: Any) -> None:
 
 def test_statistics_of_what_is_left_are_those_of_the_masked_model(pair: Any) -> None:
     whole, smaller, ids = pair
-    with opened(whole, gates=[mask(whole, GONE)]):
+    with open_door(whole, gates=[mask(whole, GONE)]):
         masked = head_statistics(whole, [ids])
     found = head_statistics(smaller, [ids])
     for row, left in enumerate(LEFT):
@@ -59,7 +59,7 @@ def test_statistics_of_what_is_left_are_those_of_the_masked_model(pair: Any) -> 
 @pytest.mark.parametrize("method", ["first-order", "zero", "mean"])
 def test_importance_is_that_of_the_masked_model(pair: Any, method: str) -> None:
     whole, smaller, ids = pair
-    with opened(whole, gates=[mask(whole, GONE)]):
+    with open_door(whole, gates=[mask(whole, GONE)]):
         masked = head_importance(whole, [ids], method=method)
     found = head_importance(smaller, [ids], method=method)
     assert found.heads() == tuple(Head(row, head) for row, left in enumerate(LEFT) for head in left)

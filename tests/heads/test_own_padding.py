@@ -16,7 +16,7 @@ np = pytest.importorskip("numpy")
 
 from manyheads.heads.effects import ablate_heads  # noqa: E402
 from manyheads.heads.statistics import head_statistics  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 
 HEIGHT, WIDTH, WINDOW = 5, 7, 4  # patches, and the side of a window: padded to 8 x 8
 
@@ -52,7 +52,10 @@ def real_patches(shift: int) -> torch.Tensor:
 def weights_of(model: Any, batch: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
     """Probabilities of every call, in full."""
     seen: list[tuple[str, torch.Tensor]] = []
-    with torch.no_grad(), opened(model, observers=[lambda call, _: seen.append((call.path, call.weights().double()))]):
+    with (
+        torch.no_grad(),
+        open_door(model, observers=[lambda call, _: seen.append((call.path, call.weights().double()))]),
+    ):
         model(**batch)
     return seen
 
@@ -168,10 +171,10 @@ def test_no_hook_is_left_and_looking_changes_nothing() -> None:
     model, batch = swin(), {"pixel_values": pictures()}
     with torch.no_grad():
         before = model(**batch)[0]
-        with pytest.raises(RuntimeError, match="on purpose"), opened(model, observers=[_fail]):
+        with pytest.raises(RuntimeError, match="on purpose"), open_door(model, observers=[_fail]):
             model(**batch)
         assert not any(module._forward_pre_hooks for module in model.modules())
-        with opened(model), opened(model):
+        with open_door(model), open_door(model):
             inside = model(**batch)[0]
         assert not any(module._forward_pre_hooks for module in model.modules())
     assert torch.allclose(inside, before, atol=1e-5)
@@ -189,6 +192,6 @@ def test_text_is_told_by_its_mask_and_has_no_hooks() -> None:
     )
     model = transformers.LlamaForCausalLM(config).eval()
     model.model.embed_tokens.weight.data[5] = 0
-    with opened(model):
+    with open_door(model):
         assert not any(module._forward_pre_hooks for module in model.modules())
     assert head_statistics(model, [torch.tensor([[4, 5, 6, 5]])], max_offset=4).queries.tolist() == [4]

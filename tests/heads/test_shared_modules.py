@@ -18,7 +18,7 @@ from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.effects import ablate_heads, ablated, head_importance  # noqa: E402
 from manyheads.heads.pruning import prune  # noqa: E402
 from manyheads.heads.statistics import head_statistics  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 from manyheads.ops import softmax  # noqa: E402
 from support.full_matrices import by_definition  # noqa: E402
 from support.tiny_transformers import inputs, logits  # noqa: E402
@@ -106,7 +106,7 @@ def test_statistics_are_means_over_all_calls_and_count_each_query_thrice(impleme
         options = {name: value for name, value in call.options.items() if name not in ("dropout", "sinks")}
         calls.append((call.weights(), softmax.scores(call.q, call.k, stage="masked", **options), out))
 
-    with opened(model, observers=[look]), torch.no_grad():
+    with open_door(model, observers=[look]), torch.no_grad():
         model(**batch)
     found = head_statistics(
         model, [batch], key_sets={"members": [3, 4, 5]}, max_offset=4, implementation=implementation

@@ -197,10 +197,10 @@ def test_o37_phi3_split_and_fused_again_is_the_same_file() -> None:
 
 def test_o20_recorded_attentions_are_never_none(tmp_path: Any) -> None:
     """`output_attentions` under transformers' own SDPA gives nothing; through the door it gives probabilities."""
-    from manyheads.models.door.door import opened
+    from manyheads.models.door.door import open_door
 
     model = build("bert", attention="sdpa")
-    with opened(model), torch.no_grad():
+    with open_door(model), torch.no_grad():
         attentions = model(**inputs("bert"), output_attentions=True).attentions
     assert len(attentions) == model.config.num_hidden_layers
     for probabilities in attentions:

@@ -21,7 +21,7 @@ from manyheads.layer import backends
 from manyheads.models.caches.hybrid import HybridLayer
 from manyheads.models.caches.layers import FullLayer, WindowLayer
 from manyheads.models.door import absorbed_mla
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 from manyheads.ops import deferred as handed
 from manyheads.ops.answer import Yes
 from support import rounding
@@ -121,7 +121,7 @@ def test_through_the_kernel(name: str) -> None:
     manyheads.enable(cache=True)
     model.set_attn_implementation("manyheads")
     for wanted, (each, options) in zip(expected, calls, strict=True):
-        with opened(model) as door:
+        with open_door(model) as door:
             assert torch.equal(write(model, each, **options), wanted), options
         selected = {path: how.name for path, how in door.selected.items() if "encoder" not in path}
         assert set(selected.values()) == {"kernel"}, door.selected
@@ -210,7 +210,7 @@ def test_loaded_with_the_name(tmp_path: Any) -> None:
 
 def test_not_taken_away_while_a_door_is_open() -> None:
     model = build("llama")
-    with opened(model), pytest.raises(BackendError, match="1 doors are open"):
+    with open_door(model), pytest.raises(BackendError, match="1 doors are open"):
         manyheads.disable()
 
 
@@ -221,7 +221,7 @@ class TestLatents:
         model, ids = build("deepseek_v3"), inputs("deepseek_v3", tokens=12)["input_ids"]
         exact = rounding.model(model, {"input_ids": ids})
         model.set_attn_implementation("eager")
-        with absorbed_mla.absorbed_mla(model), opened(model) as door:
+        with absorbed_mla.absorbed_mla(model), open_door(model) as door:
             cache = manyheads.cache(model)
             first = logits(model, {"input_ids": ids[:, :8]}, cache=cache)
             assert {how.name for how in door.selected.values()} == {"sdpa"}
@@ -273,7 +273,7 @@ class TestLatents:
         model(**batch)[0].square().mean().backward()
         expected = model.model.layers[0].self_attn.kv_b_proj.weight.grad.clone()
         model.zero_grad()
-        with absorbed_mla.absorbed_mla(model), opened(model):
+        with absorbed_mla.absorbed_mla(model), open_door(model):
             model(**batch)[0].square().mean().backward()
         assert torch.allclose(model.model.layers[0].self_attn.kv_b_proj.weight.grad, expected, rtol=1e-3, atol=1e-6)
 

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyheads.checkpoints import open_model
-from manyheads.checkpoints.locate import locate
-from manyheads.models.load.model import load_model
+from manyheads.models.load.model import load
 from manyheads.models.parameter_count import check_parameters
 from support import tiny_models
 
@@ -16,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 
 def both(folder):
-    stack = open_model(str(folder)).stack
-    return load_model(locate(str(folder)), stack).model, stack
+    loaded = load(folder)
+    return loaded.model, loaded.stack
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)

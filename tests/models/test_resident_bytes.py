@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manyheads.checkpoints import open_model
-from manyheads.checkpoints.locate import locate
-from manyheads.models.load.model import load_model
+from manyheads.models.load.model import load
 from manyheads.models.resident_bytes import Inputs, measure_cache, prompt_length
 from manyheads.spec import Block, Causal, Heads, Stack, StackSpec, Window
 from support import tiny_models
@@ -30,8 +28,8 @@ def inputs_of(family: str, model) -> Inputs:
 
 
 def both(folder, dtype: str = "fp32"):
-    stack = open_model(str(folder)).stack
-    return load_model(locate(str(folder)), stack, dtype=dtype).model, stack
+    loaded = load(folder, dtype=dtype)
+    return loaded.model, loaded.stack
 
 
 def measured(model, stack, inputs: Inputs, dtype: str = "fp32") -> dict:

@@ -8,10 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from manyheads.checkpoints import open_model
-from manyheads.checkpoints.locate import locate
 from manyheads.errors import ManyheadsError
-from manyheads.models.load.model import load_model
+from manyheads.models.load.model import load
 from manyheads.models.load.text import shipped_text
 from manyheads.models.scoring import Scores, score, shuffled, token_ids
 
@@ -75,7 +73,7 @@ def test_the_control_has_the_same_tokens_in_another_order_that_the_seed_decides(
 @pytest.fixture(scope="module")
 def llama(tiny):
     folder = str(tiny("llama"))
-    return load_model(locate(folder), open_model(folder).stack)
+    return load(folder)
 
 
 @pytest.mark.parametrize("bos", [None, 1])
@@ -95,5 +93,5 @@ def test_tokens_are_those_of_the_text_and_nothing_that_a_tokenizer_adds(llama) -
 
 
 def test_a_text_of_one_token_is_too_short(llama) -> None:
-    with pytest.raises(ManyheadsError, match="--text x is 1 token long; at least 2"):
-        token_ids(llama.tokenizer, "a", named="--text x")
+    with pytest.raises(ManyheadsError, match="x is 1 token long; at least 2"):
+        token_ids(llama.tokenizer, "a", named="x")

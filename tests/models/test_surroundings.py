@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from manyheads.checkpoints import open_model
 from manyheads.models import surroundings
 
 torch = pytest.importorskip("torch")
@@ -32,6 +33,6 @@ def test_an_x_ray_gives_torch_its_threads_back(tiny) -> None:
     from manyheads.xray.run import Request, xray
 
     before = torch.get_num_threads()
-    report = xray(Request(str(tiny("llama")), shipped_text(), tokens=50, threads=before + 1))
+    report = xray(Request(open_model(tiny("llama")), shipped_text(), tokens=50, threads=before + 1))
     assert report.data["machine"]["threads"] == before + 1
     assert torch.get_num_threads() == before

@@ -14,6 +14,7 @@ pytest.importorskip("jinja2")
 
 import numpy as np
 
+from manyheads.checkpoints import open_model
 from manyheads.heads.address import Head
 from manyheads.heads.roles.tables import counted
 from manyheads.models.load.text import shipped_text
@@ -37,7 +38,7 @@ def made(tmp_path_factory):
             if not folder.exists():
                 tiny_models.save(family, folder)
             section = HeadsSection(**options)
-            request = Request(str(folder), shipped_text(), tokens=tokens, threads=1)
+            request = Request(open_model(folder), shipped_text(), tokens=tokens, threads=1)
             kept[key] = section, xray(request, sections=[section])
         return kept[key]
 
@@ -124,7 +125,7 @@ def test_a_budget_that_stopped_it_is_said() -> None:
     notes = " ".join(
         shown(importance_of(*rows, screened_heads=12, budget={"seconds": 3.0, "stopped": True}))[MATTER].notes
     )
-    assert "no new work is begun after 3 s (--seconds N); more time takes more heads out" in notes
+    assert "no new work is begun after 3 s (seconds=); more time takes more heads out" in notes
     assert "12 of 20 were before" in notes
     assert "4 more than are shown: L0H3, L0H2, L0H1, L0H0" in notes
 
@@ -219,7 +220,7 @@ def masked(tmp_path_factory):
     folder = tiny_models.save("bert", tmp_path_factory.mktemp("masked") / "bert")
     _frame_as_bert(folder)
     section = HeadsSection()
-    return section, xray(Request(str(folder), shipped_text(), tokens=400, threads=1), sections=[section])
+    return section, xray(Request(open_model(folder), shipped_text(), tokens=400, threads=1), sections=[section])
 
 
 def _frame_as_bert(folder: Path) -> None:
@@ -275,7 +276,7 @@ def test_an_encoder_without_a_head_drifts(tmp_path) -> None:
     model = transformers.AutoModel.from_pretrained(folder)
     model.save_pretrained(folder)
     section = HeadsSection()
-    report = xray(Request(str(folder), shipped_text(), tokens=300, threads=1), sections=[section])
+    report = xray(Request(open_model(folder), shipped_text(), tokens=300, threads=1), sections=[section])
     data = report.data["heads"]
     own = data["importance"]
     assert (own["objective"], own["method"], own["exact_heads"], own["baseline"]) == ("drift", "mean", 8, 0.0)
@@ -308,7 +309,7 @@ def test_a_model_of_sound_says_that_it_reads_no_text(made) -> None:
 def test_without_a_tokenizer_each_part_says_why(tmp_path) -> None:
     section = HeadsSection()
     folder = tiny_models.save("llama", tmp_path / "mute", tokenizer=False)
-    report = xray(Request(str(folder), shipped_text(), tokens=100, threads=1), sections=[section])
+    report = xray(Request(open_model(folder), shipped_text(), tokens=100, threads=1), sections=[section])
     data = report.data["heads"]
     for part in ("roles", "importance", "removable", "maps"):
         assert "no tokenizer" in data[part]["reason"]
@@ -325,7 +326,7 @@ def test_a_model_that_does_not_pass_through_the_door_is_named_and_the_rest_is_me
     )  # fmt: skip
     transformers.FalconForCausalLM(config).save_pretrained(tmp_path)
     tiny_models.save_tokenizer(tmp_path)
-    report = xray(Request(str(tmp_path), shipped_text(), tokens=150, threads=1), sections=[HeadsSection()])
+    report = xray(Request(open_model(tmp_path), shipped_text(), tokens=150, threads=1), sections=[HeadsSection()])
     for part in ("roles", "importance", "removable", "maps"):
         assert "FalconForCausalLM (falcon): its attention does not pass" in report.data["heads"][part]["reason"]
     assert report.data["agrees"] is True

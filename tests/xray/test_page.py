@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("jinja2")
 
+from manyheads.checkpoints import open_model
 from manyheads.models.load.text import shipped_text
 from manyheads.xray.page import page
 from manyheads.xray.run import Request, xray
@@ -35,7 +36,7 @@ def counted(*heads: int) -> dict[str, Any]:
 def bare(tmp_path_factory):
     """A report without heads."""
     folder = tiny_models.save("llama", tmp_path_factory.mktemp("models") / "llama")
-    return xray(Request(str(folder), shipped_text(), tokens=64, threads=1))
+    return xray(Request(open_model(folder), shipped_text(), tokens=64, threads=1))
 
 
 def shown(bare, **heads: Any) -> str:

@@ -75,7 +75,7 @@ def _check_fits(shape: Shape, plan: Plan) -> None:
     if needed > MOST_BYTES - MOST_COPIED_BYTES // 2:
         raise ManyheadsError(
             f"{shape.keys:,} tokens of {shape.kv_heads} KV heads in {shape.dtype}: two such caches take {gib(needed)}, and "
-            f"{gib(MOST_BYTES)} are the most that a run may take; valid: fewer --contexts, or --dtypes of fewer bytes"
+            f"{gib(MOST_BYTES)} are the most that a run may take; valid: fewer contexts=, or dtypes= of fewer bytes"
         )
 
 

@@ -20,6 +20,7 @@ from manyheads.kernels import team
 from manyheads.models.surroundings import machine, versions
 
 if TYPE_CHECKING:
+    from manyheads.checkpoints import Checkpoint
     from manyheads.spec import StackSpec
 
 __all__ = ["CONTEXTS", "KV_HEADS", "Request", "bench", "tokens"]
@@ -42,14 +43,12 @@ HeadSizes = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. `model`: "" for the standard shapes.
+    """What to measure. `model`: None for the standard shapes.
 
     `quick`: fewer rounds, and only the middle of the contexts where none was asked for.
     """
 
-    model: str = ""
-    revision: str | None = None
-    assume: str = ""
+    model: Checkpoint | None = None
     contexts: tuple[int, ...] = ()
     kv_heads: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -91,13 +90,13 @@ def _attentions(request: Request) -> tuple[list[HeadSizes], list[LatentHeads], l
         kv_heads = request.kv_heads or KV_HEADS
         return [(HEADS, kv, HEAD_DIM, HEAD_DIM) for kv in kv_heads], [DEEPSEEK_V3], []
     if request.kv_heads:
-        raise ManyheadsError("--kv-heads chooses among the standard shapes, and a model was named, which has its own")
-    from manyheads.checkpoints import open_model
-
-    checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
+        raise ManyheadsError("kv_heads= chooses among the standard shapes, and a model was named, which has its own")
+    checkpoint = request.model
     heads, latents, other = _kinds(checkpoint.stack)
     if not heads and not latents:
-        raise ManyheadsError(f"{request.model}: no layer of it keeps keys and values or a latent ({', '.join(other)})")
+        raise ManyheadsError(
+            f"{checkpoint.source}: no layer of it keeps keys and values or a latent ({', '.join(other)})"
+        )
     notes = [f"not measured: {', '.join(other)}"] if other else []
     return heads, latents, [*checkpoint.notes, *notes]
 
@@ -128,13 +127,11 @@ def _prefill(heads: Sequence[HeadSizes], dtypes: Sequence[str], plan: Plan) -> t
 
 def tokens(request: Request, *, say: Say = lambda _: None) -> tuple[Generation | None, str]:
     """The model under `generate` alone, or None and why it was not run."""
-    from manyheads.checkpoints import open_model
-    from manyheads.checkpoints.locate import locate
-    from manyheads.models.load.model import check_runnable, load_model
+    from manyheads.models.load.model import check_runnable, load
 
-    found = locate(request.model)
-    checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
-    stack = checkpoint.stack
+    checkpoint = request.model
+    assert checkpoint is not None
+    found, stack = checkpoint.located, checkpoint.stack
     if found.kind in ("spec", "census", "config", "safetensors"):
         return None, "no token was timed: what was named has no weights to run"
     if stack.decoder is None or stack.encoder is not None or stack.head == "none":
@@ -146,7 +143,7 @@ def tokens(request: Request, *, say: Say = lambda _: None) -> tuple[Generation |
     plan = _plan(request, say)
     try:
         check_runnable(found)
-        loaded = load_model(found, stack, revision=request.revision, dtype="bf16", say=plan.say)
+        loaded = load(checkpoint, dtype="bf16", say=plan.say)
     except ManyheadsError as error:
         return None, f"no token was timed: {error}"
     gguf = found.text if found.kind == "gguf" else ""
@@ -167,7 +164,7 @@ def _around(request: Request, plan: Plan, contexts: Sequence[int], dtypes: Seque
     pace = plan.pace
     return {
         "command": request.command,
-        "model": request.model,
+        "model": request.model.located.asked if request.model else "",
         "threads": plan.threads,
         "machine": machine() | {"last_level_cache_bytes": plan.room.cache_bytes},
         "versions": found,

@@ -241,7 +241,7 @@ def _weights(subject: Subject) -> Adapter:
 def _lacks(subject: Subject, wishes: Wishes) -> Adapter:
     """What is not tested: what the user excludes, what has no argument, what it refuses when tried."""
     adapter = subject.adapter
-    lacks = {**adapter.lacks, **{feature: f"told not to (--no {feature})" for feature in wishes.no}}
+    lacks = {**adapter.lacks, **dict.fromkeys(wishes.no, "told not to")}
     for feature, reason in {**_not_taken(adapter), **_not_held(adapter)}.items():
         lacks.setdefault(feature, reason)
     for feature, refusal in probes.refusals(replace(subject, adapter=replace(adapter, lacks=lacks))).items():

@@ -115,7 +115,7 @@ def read_roles(function: Callable[..., Any], given: Mapping[str, str], fixed: Ma
     if strange:
         raise SpecError(
             f"the parameter {strange[0]!r} has no default and its name is not understood; say what it is with "
-            f"--names ROLE={strange[0]} (roles: {', '.join(ROLES)}), or give it a fixed value in MANYHEADS_CHECK"
+            f'names="ROLE={strange[0]}" (roles: {", ".join(ROLES)}), or give it a fixed value in MANYHEADS_CHECK'
         )
     positional = tuple(p.name for p in plain if p.kind is p.POSITIONAL_ONLY and p.name in back)
     return Roles(
@@ -154,6 +154,6 @@ def _by_position(parameters: list[inspect.Parameter], names: dict[str, str]) -> 
             if not free:
                 raise SpecError(
                     f"no parameter for {role} was found among ({', '.join(p.name for p in parameters)}); an attention "
-                    "function takes q, k and v: say which with --names q=NAME,k=NAME,v=NAME"
+                    'function takes q, k and v: say which with names="q=NAME,k=NAME,v=NAME"'
                 )
             names[role] = free.pop(0)

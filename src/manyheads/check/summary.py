@@ -38,7 +38,7 @@ def summary(request: Request, answers: Answers) -> Report:
     ]  # fmt: skip
     notes = []
     if lines := len(answers.printed.splitlines()):
-        notes.append(f"the file printed {lines} line{'s' * (lines != 1)}, kept out of here (--prints shows them)")
+        notes.append(f"the file printed {lines} line{'s' * (lines != 1)}, kept out of here (see printed=)")
     if answers.strange:
         notes.append(f"the file wrote {answers.strange:,} bytes where answers come from; they were left out")
     return Report(
@@ -161,7 +161,7 @@ def _failure(members: list[dict[str, Any]], grade: str) -> Table:
         ("input", finding["code"]),
         ("seen before", "\n".join(_address(thread) for thread in seen)),
         ("also", ", ".join(each["name"] for each in members[1:])),
-        ("a fault with", f"--require {finding['demand']}" if grade == "weak" else ""),
+        ("a fault with", f'require="{finding["demand"]}"' if grade == "weak" else ""),
     ]
     return Table(f"What is {grade}: {first['name']}", (Column(""), Column("")), tuple(row for row in rows if row[1]))
 

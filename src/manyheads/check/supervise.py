@@ -120,9 +120,9 @@ def _listen(process: Process, request: Request, answers: Answers, printed: Print
         if "done" in message:
             return
         if "ready" in message:
-            limit, doing = request.timeout, f"loading {request.file} (--timeout gives it longer)"
+            limit, doing = request.timeout, f"loading {request.file} (timeout= gives it longer)"
         elif "loaded" in message:
-            doing = "trying how it is called (--timeout gives it longer)"
+            doing = "trying how it is called (timeout= gives it longer)"
             until = time.monotonic() + GUESSES * request.timeout
         elif "taken" in message:
             answers.taken, answers.known, answers.fixed = message["taken"], message["known"], message["fixed"]

@@ -36,7 +36,7 @@ class NotUnderstoodError(CheckpointError):
     """A setting changes attention and is not understood. `said`: which, without the advice how to price it all the same."""
 
     def __init__(self, said: str) -> None:
-        super().__init__(f"{said}. `--assume full` prices plain full attention instead")
+        super().__init__(f'{said}. assume="full" prices plain full attention instead')
         self.said = said
 
 

@@ -7,9 +7,10 @@ like a path but does not exist is an error at once and never a hub id.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from manyheads.checkpoints.demo import DEMO, demo_file
 from manyheads.checkpoints.files import appearance, open_regular
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown, shown_path
@@ -26,7 +27,7 @@ _ID_MARKS = frozenset("-_.")
 _LONGEST_ID = 96
 _ACCEPTED = (
     "a folder with config.json, a config.json, a .safetensors or .gguf file, a spec such as"
-    ' "gqa(4096, 32/8x128) x 32", a name of `manyheads models`, or a hub id org/name'
+    ' "gqa(4096, 32/8x128) x 32", a name of `manyheads models`, a hub id org/name, or demo'
 )
 
 
@@ -34,12 +35,23 @@ _ACCEPTED = (
 class Located:
     """What MODEL is.
 
-    kind  folder | config | safetensors | gguf: `text` is a path that exists, ``~`` expanded
-          spec: `text` is a spec in words;  census: a name that the census knows;  hub: org/name
+    kind   folder | config | safetensors | gguf: `text` is a path that exists, ``~`` expanded
+           spec: `text` is a spec in words;  census: a name that the census knows;  hub: org/name
+    asked  what was typed
+    names  the files in the model's folder, () where they play no part: listed once, for all who ask what is there
     """
 
     kind: Kind
     text: str
+    asked: str = field(default="", compare=False)
+    names: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def folder(self) -> str:
+        """The folder in which the files lie; "" where there are none on this disk."""
+        if self.kind in ("spec", "census", "hub"):
+            return ""
+        return self.text if self.kind == "folder" else os.path.dirname(self.text) or os.curdir
 
 
 def locate(text: str) -> Located:
@@ -49,6 +61,10 @@ def locate(text: str) -> Located:
     """
     if not text.strip():
         raise CheckpointError(f"no model was named; expected {_ACCEPTED}")
+    return replace(_located(text), asked=text)
+
+
+def _located(text: str) -> Located:
     path = os.path.expanduser(text)
     if os.path.lexists(path):
         return _locate_folder(path) if os.path.isdir(path) else _locate_file(path)
@@ -56,6 +72,8 @@ def locate(text: str) -> Located:
         raise CheckpointError(f"{shown_path(text)}: no such file or folder; expected {_ACCEPTED}")
     if "(" in text:
         return Located("spec", text)
+    if text == DEMO:
+        return Located("gguf", demo_file())
     from manyheads.facts.census import find, nearest
 
     if find(text) is not None:
@@ -89,7 +107,7 @@ def _locate_folder(path: str) -> Located:
     except OSError as error:
         raise CheckpointError(f"{name}: the folder cannot be listed ({error.strerror})") from None
     if _CONFIG_NAME in inside or any(entry.endswith((".safetensors", _INDEX_ENDING)) for entry in inside):
-        return Located("folder", path)
+        return Located("folder", path, names=tuple(inside))
     ggufs = [entry for entry in inside if entry.endswith(".gguf")]
     if ggufs:
         from manyheads.checkpoints.gguf_parts import first_part
@@ -117,9 +135,15 @@ def _locate_file(path: str) -> Located:
     kind = _kind_of_content(start) or _ENDINGS.get(os.path.splitext(path)[1].lower())
     if kind is None:
         raise CheckpointError(f"{shown_path(path)}: looks like {appearance(start)}; expected {_ACCEPTED}")
-    if kind == "config" and path.endswith(_INDEX_ENDING):
-        return Located("folder", os.path.dirname(path) or os.curdir)
-    return Located(kind, path)
+    if kind == "gguf":
+        return Located(kind, path)
+    found = (
+        Located("folder", os.path.dirname(path) or os.curdir) if path.endswith(_INDEX_ENDING) else Located(kind, path)
+    )
+    try:
+        return replace(found, names=tuple(sorted(os.listdir(found.folder))))
+    except OSError:  # the file itself can be read
+        return found
 
 
 def _kind_of_content(start: bytes) -> Kind | None:

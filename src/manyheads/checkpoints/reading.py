@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,10 @@ from manyheads.spec.stack import StackSpec
 if TYPE_CHECKING:
     from manyheads.checkpoints.safetensors_header import Header
 
-__all__ = ["Checkpoint", "open_model", "read"]
+__all__ = ["Checkpoint", "Named", "located", "open_model", "read"]
 
 _MOST_KEYS = 20  # that a note names
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Checkpoint:
     config             the configuration, None where there is none
     notes              what was assumed, left out or found, a sentence each
     unknown_keys       keys of the configuration that nothing understood
+    located            where it was found: nobody looks for it again
+    files              the paths of its .safetensors files
+    revision, assume   as they were asked for; commit: of a hub id, the one that its configuration is of
     """
 
     stack: StackSpec
@@ -47,6 +52,11 @@ class Checkpoint:
     config: Mapping[str, Any] | None = field(default=None, compare=False)
     notes: tuple[str, ...] = ()
     unknown_keys: tuple[str, ...] = ()
+    located: Located = field(default=Located("spec", ""), compare=False)
+    files: tuple[str, ...] = field(default=(), compare=False)
+    revision: str | None = field(default=None, compare=False)
+    assume: str = field(default="", compare=False)
+    commit: str = field(default="", compare=False)
 
     @property
     def all_notes(self) -> tuple[str, ...]:
@@ -55,9 +65,13 @@ class Checkpoint:
         return (*self.notes, f"fields of the config that played no part: {unknown}") if unknown else self.notes
 
 
-def read(model: str | os.PathLike[str], *, revision: str | None = None, assume: str = "") -> StackSpec:
+Named = str | os.PathLike[str] | Located
+"""What names a model: a text or path, or where it was found."""
+
+
+def read(model: Named, *, revision: str | None = None, assume: str = "") -> StackSpec:
     """What `model` is: a folder with config.json, a config.json, a .safetensors or .gguf file, a spec in words, a name
-    of the census, or a hub id (with `revision`).
+    of the census, a hub id (with `revision`), or "demo".
 
     assume  "full" prices attention that is not understood as plain full attention
 
@@ -66,15 +80,31 @@ def read(model: str | os.PathLike[str], *, revision: str | None = None, assume: 
     return open_model(model, revision=revision, assume=assume).stack
 
 
-def open_model(model: str | os.PathLike[str], *, revision: str | None = None, assume: str = "") -> Checkpoint:
-    """Read `model` as `read` does, with its name, family, stored type, the count from its files, and notes."""
-    if not isinstance(model, str | os.PathLike) or not isinstance(os.fspath(model), str):
-        raise CheckpointError(f"a model is named by a string or a path, found {type(model).__name__}")
-    found = locate(os.fspath(model))
+def open_model(model: Named | Checkpoint, *, revision: str | None = None, assume: str = "") -> Checkpoint:
+    """Read `model` as `read` does, with its name, family, stored type, the count from its files, and notes.
+
+    A checkpoint, which was read before, is given back as it is.
+    """
+    if isinstance(model, Checkpoint):
+        return model
+    found = located(model)
     if revision is not None and found.kind != "hub":
         raise CheckpointError(
             f"a revision ({shown_name(revision)}) belongs to a hub id; {shown_path(found.text)} is a {found.kind}"
         )
+    return replace(_read(found, revision, assume), located=found, revision=revision, assume=assume)
+
+
+def located(model: Named) -> Located:
+    """Where `model` is: `locate`, for all that names one."""
+    if isinstance(model, Located):
+        return model
+    if not isinstance(model, str | os.PathLike) or not isinstance(os.fspath(model), str):
+        raise CheckpointError(f"a model is named by a string or a path, found {type(model).__name__}")
+    return locate(os.fspath(model))
+
+
+def _read(found: Located, revision: str | None, assume: str) -> Checkpoint:
     if found.kind == "spec":
         return _from_words(found.text)
     if found.kind == "census":
@@ -108,17 +138,19 @@ def _from_hub(repo_id: str, revision: str | None, assume: str) -> Checkpoint:
     from manyheads.checkpoints.hub import fetch_config
     from manyheads.checkpoints.json_config import load_json_object
 
-    config = load_json_object(fetch_config(repo_id, revision))
+    path = fetch_config(repo_id, revision)
+    config = load_json_object(path)
     model = read_config(config, source=repo_id, assume=assume)
-    return _checkpoint(model, repo_id.rpartition("/")[2], repo_id, config)
+    commit = path.parent.name  # the cache has a folder for each
+    made = _checkpoint(model, repo_id.rpartition("/")[2], repo_id, config)
+    return replace(made, commit=commit if _COMMIT.fullmatch(commit) else "")
 
 
 def _from_disk(found: Located, assume: str) -> Checkpoint:
     """A folder, a lone configuration, or a weight file with its configuration beside it."""
     from manyheads.checkpoints.json_config import load_json_object
 
-    folder = found.text if found.kind == "folder" else os.path.dirname(found.text) or os.curdir
-    path = found.text if found.kind == "config" else os.path.join(folder, "config.json")
+    path = found.text if found.kind == "config" else os.path.join(found.folder, "config.json")
     if not os.path.lexists(path):
         raise CheckpointError(
             f"{shown_path(found.text)}: holds weights but no config.json stands beside them; tensor names and shapes "
@@ -129,10 +161,11 @@ def _from_disk(found: Located, assume: str) -> Checkpoint:
     if found.kind == "config" and not ({"model_type", "architectures"} & set(config)):
         _check_is_config(config, path)
     model = read_config(config, source=shown_path(path), assume=assume)
-    name = os.path.basename(os.path.abspath(found.text if found.kind != "config" else folder))
+    name = os.path.basename(os.path.abspath(found.text if found.kind != "config" else found.folder))
     if found.kind == "config" and os.path.basename(path) != "config.json":
         name = os.path.splitext(os.path.basename(path))[0]
-    return _checkpoint(model, name, found.text, config, header)
+    files = tuple(os.path.join(found.folder, file) for file in header.files) if header else ()
+    return replace(_checkpoint(model, name, found.text, config, header), files=files)
 
 
 def _check_is_config(config: Mapping[str, Any], path: str) -> None:
@@ -147,8 +180,8 @@ def _header(found: Located) -> Header | None:
 
     if found.kind == "safetensors":
         return read_header(found.text)
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(found.text)):
-        return read_sharded(found.text)
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in found.names):
+        return read_sharded(found.text, names=found.names)
     return None
 
 

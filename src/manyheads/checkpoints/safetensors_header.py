@@ -248,30 +248,31 @@ def _check_layout(spans: list[tuple[int, int, str]], where: str, data_bytes: int
     raise CheckpointError(f"{where}: {data_bytes - position} bytes follow the last tensor; there must be none")
 
 
-def read_sharded(folder: str | os.PathLike[str]) -> Header:
+def read_sharded(folder: str | os.PathLike[str], *, names: Collection[str] | None = None) -> Header:
     """Read the headers of the model in `folder`, as transformers would choose the files.
 
     In this order: ``model.safetensors``; ``model.safetensors.index.json`` and every shard that it names; the only
-    ``*.safetensors`` there is. The index's ``total_size`` is not used: published ones are often wrong.
+    ``*.safetensors`` there is. `names`: what is in the folder, where that is known. The index's ``total_size`` is not used: published ones are often wrong.
 
     Raises CheckpointError when there is none or no telling which, when a shard is missing or named by a path that
     leaves the folder, when a tensor is in two shards or not in the one that the index says, and as `read_header` does.
     """
     where, root = shown_path(folder), Path(folder)
     try:
-        found = sorted(name for name in os.listdir(root) if name.endswith(".safetensors"))
+        inside = os.listdir(root) if names is None else names
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a possible path"
         raise CheckpointError(f"{where}: cannot be listed ({reason}); expected a folder with .safetensors") from None
+    found = sorted(name for name in inside if name.endswith(".safetensors"))
     if SINGLE_NAME in found:
         return read_header(root / SINGLE_NAME)
     if os.path.lexists(root / INDEX_NAME):
         return _read_shards(root)
     if len(found) == 1:
         return read_header(root / found[0])
-    names = ", ".join(map(shown, found[:5])) + (", ..." if len(found) > 5 else "")
+    listed = ", ".join(map(shown, found[:5])) + (", ..." if len(found) > 5 else "")
     raise CheckpointError(
-        f"{where}: holds {f'{len(found)} .safetensors files ({names})' if found else 'no .safetensors file'};"
+        f"{where}: holds {f'{len(found)} .safetensors files ({listed})' if found else 'no .safetensors file'};"
         f" expected {SINGLE_NAME}, {INDEX_NAME} with its shards, or one .safetensors file"
     )
 

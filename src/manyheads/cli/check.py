@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from manyheads.cli.common import UsageError, add_json, add_output, add_seed, emit, need, progress
+from manyheads.cli import quantities
+from manyheads.cli.common import UsageError, emit, in_options, need, progress
+from manyheads.cli.options import DEVICE, DTYPE, JSON, OUTPUT, SEED, Option, add
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown
 
@@ -15,6 +18,37 @@ if TYPE_CHECKING:
     from manyheads.report import Report
 
 __all__ = ["configure", "run"]
+
+_OPTIONS = (
+    Option("--layout", "of q, k, v: bhtd, bthd, btd, htd, thd, td (else tried)", "AXES", default=""),
+    Option(
+        "--mask", "what a mask's True does: visible, blocked; or additive numbers (else tried)", "WAY", default="",
+        choices=("visible", "blocked", "additive"),
+    ),
+    Option("--names", "q=query,causal=is_causal,...", "ROLE=NAME", kind="many"),
+    Option("--no", "do not test window, bfloat16, ...", "FEATURE", kind="many", tried=("--skip", "--exclude")),
+    Option(
+        "--require", "a fault where it takes no mask, window, ... or is weak in it: float16, empty-rows, ...", "FEATURE",
+        kind="many",
+    ),
+    Option("--only", "these checks or suites alone", "CHECK", kind="many", tried=("-k", "--check", "--suite")),
+    Option("--list", "every check, and what it proves", kind="switch"),
+    replace(DTYPE, help="values in fp32, fp64, bf16, fp16 (default fp32)", read=None, default=""),
+    Option(
+        "--tolerance", "how far off, relative to 1 + the largest (default: the dtype's)", "X",
+        quantities.above_zero("not a number between 0 and 1; valid: 1e-3", below=1.0), tried=("--atol", "--rtol"),
+    ),
+    replace(DEVICE, help="where the tensors are: cpu, cuda, mps (default %(default)s)"),
+    Option(
+        "--timeout", "for one check (default %(default)s)", "SECONDS",
+        quantities.above_zero("not a number of seconds from 0 to 86,400; valid: 20", below=86_401.0), "20",
+        tried=("--seconds",),
+    ),
+    Option("--prints", "show on stderr what the file printed", kind="switch", parameter="printed"),
+    SEED,
+    JSON,
+    OUTPUT,
+)  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,40 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="",
         help="a function of q, k, v, one of x and W_q, W_k, W_v, W_o, or a class; FILE.py is run as your code",
     )
-    parser.add_argument(
-        "--layout", metavar="AXES", default="", help="of q, k, v: bhtd, bthd, btd, htd, thd, td (else tried)"
-    )
-    parser.add_argument(
-        "--mask", metavar="WAY", default="", choices=("visible", "blocked", "additive"),
-        help="what a mask's True does: visible, blocked; or additive numbers (else tried)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--names", metavar="ROLE=NAME", action="append", default=[], help="q=query,causal=is_causal,..."
-    )
-    parser.add_argument(
-        "--no", metavar="FEATURE", action="append", default=[], help="do not test window, bfloat16, ..."
-    )
-    parser.add_argument(
-        "--require",
-        metavar="FEATURE",
-        action="append",
-        default=[],
-        help="a fault where it takes no mask, window, ... or is weak in it: float16, empty-rows, ...",
-    )
-    parser.add_argument("--only", metavar="CHECK", action="append", default=[], help="these checks or suites alone")
-    parser.add_argument("--list", action="store_true", help="every check, and what it proves")
-    parser.add_argument("--dtype", metavar="TYPE", default="", help="values in fp32, fp64, bf16, fp16 (default fp32)")
-    parser.add_argument(
-        "--tolerance", metavar="X", default="", help="how far off, relative to 1 + the largest (default: the dtype's)"
-    )
-    parser.add_argument(
-        "--device", metavar="NAME", default="cpu", help="where the tensors are: cpu, cuda, mps (default cpu)"
-    )
-    parser.add_argument("--timeout", metavar="SECONDS", default="20", help="for one check (default 20)")
-    parser.add_argument("--prints", action="store_true", help="show on stderr what the file printed")
-    add_seed(parser)
-    add_json(parser)
-    add_output(parser)
+    for option in _OPTIONS:
+        add(parser, option)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,15 +78,16 @@ def run(options: argparse.Namespace) -> int:
     from manyheads.check.summary import summary
     from manyheads.check.supervise import Request, supervise
 
-    request = Request(file=file, function=function, options=_wanted(options), timeout=_seconds(options.timeout))
+    request = Request(file=file, function=function, options=_wanted(options), timeout=options.timeout)
     progress(f"{file} is run as your own code, with your rights, in a process of its own")
     answers = supervise(request)
     if options.prints and answers.printed and sys.stderr is not None:
         sys.stderr.write(answers.printed)
-    report = summary(request, answers)
+    report = in_options(summary(request, answers), options, cells=True)
     emit(report, options)
     if not any(report.data[count] for count in ("passed", "failed", "weak")):
-        raise UsageError("nothing could be tested: " + "; ".join({o["reason"] for o in answers.outcomes.values()}))
+        reasons = "; ".join({each["reason"] for each in answers.outcomes.values()})
+        raise UsageError(f"nothing could be tested: {options.spoken(reasons)}")
     return 0 if report.data["ok"] else 1
 
 
@@ -101,22 +104,14 @@ def _target(text: str) -> tuple[str, str]:
 
 
 def _wanted(options: argparse.Namespace) -> dict[str, Any]:
-    tolerance = None
-    if options.tolerance:
-        try:
-            tolerance = float(options.tolerance)
-        except ValueError:
-            raise UsageError(f"--tolerance {shown(options.tolerance)} is not a number; 1e-3 would be valid") from None
     from manyheads.check.features import check_words
 
     features = [*_split(options.no), *_split(options.require)]
     check_words(layout=options.layout, dtype=options.dtype, features=features)
-    if tolerance is not None and not 0 < tolerance < 1:
-        raise UsageError(f"--tolerance {options.tolerance} does not lie between 0 and 1; 1e-3 would be valid")
     return {
         "layout": options.layout, "mask": options.mask, "names": _names(options.names), "no": _split(options.no),
         "require": _split(options.require), "only": _split(options.only), "dtype": options.dtype,
-        "tolerance": tolerance, "device": options.device, "seed": options.seed,
+        "tolerance": options.tolerance, "device": options.device, "seed": options.seed,
     }  # fmt: skip
 
 
@@ -132,16 +127,6 @@ def _names(words: list[str]) -> dict[str, str]:
 
 def _split(words: list[str]) -> list[str]:
     return [part.strip() for word in words for part in word.split(",") if part.strip()]
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86_400:
-        raise UsageError(f"--timeout {shown(text)} is not a number of seconds above 0; 20 would be valid")
-    return seconds
 
 
 def _listed() -> Report:

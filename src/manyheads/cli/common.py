@@ -1,4 +1,4 @@
-"""What the verbs share: options that mean the same everywhere, and where results and progress go."""
+"""What the verbs share: the model that is named, and where results and progress go."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TextIO
 
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.quoting import one_line, shown
+from manyheads.quoting import one_line
 
 if TYPE_CHECKING:
     from manyheads.report import Report
@@ -18,13 +19,10 @@ if TYPE_CHECKING:
 __all__ = [
     "LONGEST_LINE",
     "UsageError",
-    "add_json",
-    "add_least_effect",
-    "add_output",
-    "add_seed",
     "emit",
     "ending",
     "flush_stdout",
+    "in_options",
     "missing_package",
     "nearest",
     "need",
@@ -33,6 +31,7 @@ __all__ = [
     "write_stdout",
 ]
 
+_SENTENCES = frozenset({"bos", "change", "note", "notes", "reason", "why"})  # keys of what is said to a person
 LONGEST_LINE = 1000
 """Characters of a line on stderr."""
 
@@ -57,42 +56,6 @@ class UsageError(ManyheadsError):
     """A command line that cannot be understood."""
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Offers --json: the result as one JSON object instead of text."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Offers --output FILE: the result goes to a file, written whole or not at all, instead of to stdout."""
-    parser.add_argument("--output", metavar="FILE", help="write the result to FILE instead of printing it")
-
-
-def add_seed(parser: argparse.ArgumentParser, *, default: int = 0) -> None:
-    """Offers --seed N, from which everything random follows."""
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=_seed,
-        default=default,
-        help="everything random follows from it (default %(default)s)",
-    )
-
-
-def add_least_effect(parser: argparse.ArgumentParser) -> None:
-    """Offers --least-effect SHARE, without which a head has no role."""
-    parser.add_argument(
-        "--least-effect", metavar="SHARE", default="0.1",
-        help="a role must be so far above its control, beside being significant (default %(default)s)",
-    )  # fmt: skip
-
-
-def _seed(text: str) -> int:
-    """What every generator of random numbers takes: torch's, numpy's and Python's."""
-    if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) >= 1 << 32:
-        raise ManyheadsError(f"--seed {shown(text[:40])} is not a whole number from 0 to {(1 << 32) - 1:,}")
-    return int(text)
-
-
 def ending(output: str | None) -> str:
     """What the name of an output file ends with: "html" for a page."""
     return str(output or "").rpartition(".")[2].lower()
@@ -100,6 +63,7 @@ def ending(output: str | None) -> str:
 
 def emit(report: Report, options: argparse.Namespace) -> None:
     """Prints a report, or writes it to the file of --output; as JSON with --json, as text otherwise."""
+    report = in_options(report, options)
     output: str | None = getattr(options, "output", None)
     if output is not None:
         from manyheads.report.files import write_whole
@@ -112,6 +76,30 @@ def emit(report: Report, options: argparse.Namespace) -> None:
         from manyheads.report.text import render
 
         _guarded(lambda stdout: render(report, file=stdout))
+
+
+def in_options(report: Report, options: argparse.Namespace, *, cells: bool = False) -> Report:
+    """`report` with what it says of parameters said of the verb's options: its notes, and such sentences in its data.
+
+    `cells`: in the tables too, where these hold no words of a text that was read.
+    """
+    say = options.spoken
+    tables = tuple(
+        replace(
+            table, question=say(table.question), notes=tuple(map(say, table.notes)),
+            rows=tuple(tuple(map(say, row)) for row in table.rows) if cells else table.rows,
+        )
+        for table in report.tables
+    )  # fmt: skip
+    return replace(report, tables=tables, notes=tuple(map(say, report.notes)), data=_said(report.data, say))
+
+
+def _said(data: Any, say: Callable[[str], str], key: str = "") -> Any:
+    if isinstance(data, Mapping):
+        return {name: _said(value, say, name) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_said(value, say, key) for value in data]
+    return say(data) if isinstance(data, str) and key in _SENTENCES else data
 
 
 def _content(report: Report, options: argparse.Namespace) -> str:
@@ -152,10 +140,10 @@ def progress(text: str) -> None:
             print(one_line(text, LONGEST_LINE), file=sys.stderr, flush=True)
 
 
-def timed() -> Callable[[str], None]:
-    """`progress` that says how many seconds have gone by since now."""
+def timed(options: argparse.Namespace) -> Callable[[str], None]:
+    """`progress` that says how many seconds have gone by since now, and speaks of the verb's options."""
     began = time.perf_counter()
-    return lambda text: progress(f"{time.perf_counter() - began:.1f} s: {text}")
+    return lambda text: progress(f"{time.perf_counter() - began:.1f} s: {options.spoken(text)}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

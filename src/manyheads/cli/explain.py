@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from manyheads.cli import quantities
-from manyheads.cli.common import add_json, add_output, emit, need
-from manyheads.cli.cost import add_model
-from manyheads.cost.dtypes import CACHE_DTYPES, MODEL_DTYPES, dtype_among
+from manyheads.cli.common import emit, need
+from manyheads.cli.options import BATCH, CONTEXT, DTYPE, DTYPES, JSON, KV_DTYPE, OUTPUT, add, add_model
 
 __all__ = ["configure", "run"]
 
@@ -15,24 +14,21 @@ __all__ = ["configure", "run"]
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     add_model(parser)
-    parser.add_argument("--context", metavar="N", default="8k", help="tokens that are cached (default 8k = 8,192)")
-    parser.add_argument("--batch", metavar="N", default="1", help="sequences at once (default 1)")
-    parser.add_argument("--dtype", metavar="TYPE", default="", help="run in fp32, bf16 or fp16 (default: the file's)")
-    parser.add_argument(
-        "--cache-dtype", metavar="TYPE", default="model", help="keep in model, fp32, bf16, fp16 or int8 (default model)"
-    )
-    add_json(parser)
-    add_output(parser)
+    add(parser, CONTEXT, help="tokens that are cached (default 8k = 8,192)", read=quantities.tokens(), default="8k")
+    add(parser, BATCH, read=quantities.count(2**20))
+    add(parser, DTYPE, help="run in fp32, bf16 or fp16 (default: the file's)", default=None)
+    add(
+        parser, KV_DTYPE, help="keep in model, fp32, bf16, fp16 or int8 (default %(default)s)", default="model",
+        read=quantities.dtype("model", *DTYPES, "int8"),
+    )  # fmt: skip
+    add(parser, JSON)
+    add(parser, OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the paths; 1 where the model's attention does not pass through the door."""
     from manyheads.checkpoints import open_model
 
-    context = quantities.contexts(options.context)[-1]
-    batch = quantities.positive("--batch", options.batch, 2**20)
-    wanted = dtype_among(options.dtype, MODEL_DTYPES, "--dtype") if options.dtype else ""
-    kept = dtype_among(options.cache_dtype, CACHE_DTYPES, "--cache-dtype")
     if options.output is not None:
         from manyheads.report.files import check_target
 
@@ -43,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
 
     from manyheads.models.explain import Asked, explain
 
-    stored = checkpoint.weight_dtype if checkpoint.weight_dtype in MODEL_DTYPES else "bf16"
-    report = explain(checkpoint, Asked(context, batch, wanted or stored, kept))
+    stored = checkpoint.weight_dtype if checkpoint.weight_dtype in DTYPES else "bf16"
+    report = explain(checkpoint, Asked(options.context, options.batch, options.dtype or stored, options.kv_dtype))
     emit(report, options)
     door = report.data["door"]
     assert isinstance(door, dict)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from manyheads.cli.common import UsageError, add_json, add_output, emit, progress, write_stdout
+from manyheads.cli.common import UsageError, emit, progress, write_stdout
+from manyheads.cli.options import JSON, OUTPUT, Option, add
 from manyheads.quoting import shown
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="keys (A38, F6, vaswani-heads) for full records, or words that must all occur; neither: an overview",
     )
-    parser.add_argument("--verdict", choices=_VERDICTS, help="only claims with this verdict")
-    parser.add_argument("--table", metavar="NAME", help="a table quoted from a paper, such as vaswani-heads")
-    parser.add_argument("--cite", choices=_STYLES, help="the works that the entries cite, for a reference manager")
-    add_json(parser)
-    add_output(parser)
+    add(parser, Option("--verdict", "only claims with this verdict", choices=_VERDICTS))
+    add(parser, Option("--table", "a table quoted from a paper, such as vaswani-heads", "NAME"))
+    add(parser, Option("--cite", "the works that the entries cite, for a reference manager", choices=_STYLES))
+    add(parser, JSON)
+    add(parser, OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

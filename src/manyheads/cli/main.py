@@ -15,13 +15,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import functools
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from manyheads.cli.common import LONGEST_LINE, UsageError, flush_stdout, missing_package, nearest, write_stdout
+from manyheads.cli.common import (
+    LONGEST_LINE,
+    UsageError,
+    flush_stdout,
+    missing_package,
+    nearest,
+    progress,
+    write_stdout,
+)
+from manyheads.cli.options import DEBUG, add, declared, renamed, spoken, suggestion
 from manyheads.cli.stopping import Stopped, stopped_by_signals
 from manyheads.errors import ManyheadsError
 from manyheads.quoting import cut, one_line, shown, shown_name, shown_path
@@ -76,19 +87,31 @@ class _Parser(argparse.ArgumentParser):
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
             if isinstance(error.__context__, ManyheadsError):
-                raise argparse.ArgumentError(action, str(error.__context__)) from None
+                raise UsageError(str(error.__context__)) from None
             raise
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options in `words`; a word that nothing takes is a UsageError naming the nearest option."""
+        """The options in `words`; a word that nothing takes is a UsageError naming the nearest option.
+
+        Beside the options: `typed`, the command without --json and --debug; `spoken`, which says of options what is said of
+        parameters.
+        """
+        mine = declared(self)
+        words, said = renamed(words, mine)
+        for line in said:
+            progress(f"{self.prog}: {line}")
         options, left = self.parse_known_args(words)
+        options.typed = shlex.join([*self.prog.split(), *(word for word in words if word not in ("--json", "--debug"))])
+        options.spoken = functools.partial(spoken, options=mine)
         if not left:
             return options
         known = [flag for action in self._actions for flag in action.option_strings]
         unknown = next((word for word in left if word.startswith("-")), left[0])
         if unknown.startswith("-"):
             name = unknown.split("=", 1)[0]
-            self.error(f"there is no option {shown_name(name)}{nearest(name, known)}")
+            meant = suggestion(name, mine)
+            hint = f"; {meant} is the option for that here" if meant else nearest(name, known)
+            self.error(f"there is no option {shown_name(name)}{hint}")
         self.error(f"nothing takes the word {shown(unknown)} (quote a description that has spaces in it)")
         raise AssertionError("unreachable: error raises")
 
@@ -108,7 +131,7 @@ def build_parser(verb: str) -> _Parser:
         allow_abbrev=False,
     )
     module.configure(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add(parser, DEBUG)
     parser.set_defaults(run=module.run)
     return parser
 
@@ -158,9 +181,15 @@ def _dispatch(words: list[str]) -> int:
             f"{shown(first)} is not {kind} of manyheads{nearest(first, [*VERBS, '--help', '--version'])}; "
             f"the verbs are {', '.join(VERBS)} (manyheads --help)"
         )
+    parser = build_parser(first)
     try:
-        options = build_parser(first).parse_all(rest)
+        options = parser.parse_all(rest)
         return int(options.run(options))
+    except UsageError:
+        raise
+    except ManyheadsError as error:
+        error.args = (spoken(str(error), declared(parser)),)
+        raise
     except SystemExit as stop:  # argparse ends --help this way
         return int(stop.code or 0)
 

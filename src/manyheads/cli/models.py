@@ -10,7 +10,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from manyheads.cli.common import add_json, add_output, emit, nearest
+from manyheads.cli.common import emit, nearest
+from manyheads.cli.options import JSON, OUTPUT, Option, add
 from manyheads.record import record
 from manyheads.report import Column, Report, Table
 
@@ -80,13 +81,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the verb."""
     parser.epilog = _EPILOG
     parser.add_argument("words", metavar="WORDS", nargs="*", help="words that the model's names must hold, or one name")
-    parser.add_argument(
-        "--scheme", choices=SCHEMES, help="only models with such a layer (window: one that sees a window of tokens)"
-    )
-    parser.add_argument("--sort", choices=tuple(_ORDERS), default="year", help="the order (default %(default)s)")
-    parser.add_argument("--reverse", action="store_true", help="large before small, new before old")
-    add_json(parser)
-    add_output(parser)
+    add(
+        parser,
+        Option(
+            "--scheme", "only models with such a layer (window: one that sees a window of tokens)", choices=SCHEMES,
+            tried=("--type", "--kind", "--attention"),
+        ),
+    )  # fmt: skip
+    add(parser, Option("--sort", "the order (default %(default)s)", default="year", choices=tuple(_ORDERS)))
+    add(parser, Option("--reverse", "large before small, new before old", kind="switch"))
+    add(parser, JSON)
+    add(parser, OUTPUT)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from manyheads.cli import quantities
-from manyheads.cli.common import add_json, add_least_effect, add_seed, emit, need, progress, timed
-from manyheads.cli.cost import add_model
-from manyheads.cost.dtypes import MODEL_DTYPES, dtype_among
+from manyheads.cli.common import emit, in_options, progress, timed
+from manyheads.cli.options import (
+    BOS,
+    CONLLU,
+    CONTEXT,
+    DEVICE,
+    DTYPE,
+    JSON,
+    LEAST_EFFECT,
+    OUTPUT,
+    SEED,
+    TEXT,
+    THREADS,
+    TOKENS,
+    Option,
+    add,
+    add_model,
+)
+from manyheads.cli.running import open_runnable
 from manyheads.errors import CheckpointError, ManyheadsError
 from manyheads.quoting import shown_path
 
@@ -25,72 +41,59 @@ __all__ = ["configure", "run"]
 JSON_NAME, HTML_NAME = "xray.json", "xray.html"
 
 
+_OWN = (
+    TEXT,
+    TOKENS,
+    replace(BOS, help="put the model's beginning-of-text token before each window (default: no)", default=False),
+    replace(CONTEXT, help="tokens to price: 8k, 1M; several with commas"),
+    DTYPE,
+    DEVICE,
+    THREADS,
+    Option(
+        "--seconds", "take heads out for N seconds at most (default %(default)s)", "N", quantities.count(86_400), "180",
+        tried=("--timeout", "--time"),
+    ),
+    Option("--exact", "take every head out on as many windows, however long it takes", kind="switch"),
+    Option(
+        "--map-tokens", "show where heads look in N tokens (default %(default)s)", "N", quantities.tokens(most=32_768), "2048"
+    ),
+    CONLLU,
+    LEAST_EFFECT,
+    Option("--no-heads", "leave the heads out: cost, parameters, text, cache", kind="switch"),
+    SEED,
+    JSON,
+    replace(OUTPUT, metavar="FOLDER", default="", help="write xray.html and xray.json to FOLDER (default: here)"),
+)  # fmt: skip
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     add_model(parser, runs=True)
-    parser.add_argument("--text", metavar="FILE", default="", help="text to read, UTF-8 (default: a text of our own)")
-    parser.add_argument("--tokens", metavar="N", default="8192", help="read the first N tokens of it (default 8192)")
-    parser.add_argument("--bos", action="store_true", help="put the model's beginning-of-text token before each window")
-    parser.add_argument("--context", metavar="N", default="", help="tokens to price: 8k; several with commas")
-    parser.add_argument("--dtype", metavar="TYPE", default="fp32", help="run in fp32, bf16 or fp16 (default fp32)")
-    parser.add_argument(
-        "--device", metavar="NAME", default="cpu", help="where torch runs it: cpu, cuda, mps (default cpu)"
-    )
-    parser.add_argument("--threads", metavar="N", default="", help="threads of torch (default: one for each free core)")
-    parser.add_argument(
-        "--seconds", metavar="N", default="180", help="take heads out for N seconds at most (default 180)"
-    )
-    parser.add_argument(
-        "--exact", action="store_true", help="take every head out on as many windows, however long it takes"
-    )
-    parser.add_argument(
-        "--map-tokens", metavar="N", default="2048", help="show where heads look in N tokens (default 2048)"
-    )
-    parser.add_argument("--conllu", metavar="FILE", default="", help="sentences with gold heads, for syntactic roles")
-    add_least_effect(parser)
-    parser.add_argument("--no-heads", action="store_true", help="leave the heads out: cost, parameters, text, cache")
-    add_seed(parser)
-    add_json(parser)
-    parser.add_argument(
-        "--output", metavar="FOLDER", default="", help="write xray.html and xray.json to FOLDER (default: here)"
-    )
+    for option in _OWN:
+        add(parser, option)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the x-ray and writes its two files; 1 where what was measured is not what was predicted."""
-    from manyheads.checkpoints.locate import locate
     from manyheads.heads.roles import read_conllu
-    from manyheads.models.load.model import check_runnable, demo_model
     from manyheads.models.load.text import read_text, shipped_text
 
-    say = timed()
-    tokens = quantities.positive("--tokens", options.tokens)
-    if tokens < 2:
-        raise ManyheadsError("--tokens 1: the first token is never scored, so at least 2 are needed")
-    threads = quantities.positive("--threads", options.threads, 1024) if options.threads else 0
-    seconds = quantities.positive("--seconds", options.seconds, 86_400)
-    map_tokens = quantities.positive("--map-tokens", options.map_tokens, 32_768)
-    least_effect = quantities.share("--least-effect", options.least_effect)
-    contexts = tuple(quantities.contexts(options.context)) if options.context else ()
-    options.dtype = dtype_among(options.dtype, MODEL_DTYPES, "--dtype")
+    say = timed(options)
     targets = _targets(options.output)
     reading = read_text(options.text) if options.text else shipped_text()
     sentences = read_conllu(options.conllu) if options.conllu else None
-    model = options.model or demo_model()
-    check_runnable(locate(model))
-    for package in ("torch", "transformers", "jinja2"):
-        need(package, to="run a model and show it")
+    model = open_runnable(options, "torch", "transformers", "jinja2", to="run a model and show it")
 
     from manyheads.xray.heads import HeadsSection
     from manyheads.xray.run import Request, xray
 
     request = Request(
-        model, reading, revision=options.revision, assume=options.assume, tokens=tokens, contexts=contexts,
-        threads=threads, dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed,
-        command=_command(options),
+        model, reading, tokens=options.tokens, contexts=tuple(options.context or ()), threads=options.threads or 0,
+        dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed, command=options.typed,
     )  # fmt: skip
-    heads = [] if options.no_heads else [HeadsSection(options.exact, seconds, map_tokens, sentences, least_effect)]
-    report = xray(request, say=say, sections=heads)
+    looking = (options.exact, options.seconds, options.map_tokens, sentences, options.least_effect)
+    heads = [] if options.no_heads else [HeadsSection(*looking)]
+    report = in_options(xray(request, say=say, sections=heads), options)
     _write(report, targets, [widget for section in heads for widget in section.widgets(report.data["heads"])])
     options.output = None  # it named a folder for the files; the report itself goes to stdout
     emit(report, options)
@@ -145,36 +148,3 @@ def _write(report: Report, targets: tuple[str, str], widgets: Sequence[Widget]) 
     progress(
         f"wrote {shown_path(html_path)} ({len(html.encode(errors='backslashreplace')) / 1024:,.0f} KiB) and {shown_path(json_path)}"
     )
-
-
-def _command(options: argparse.Namespace) -> str:
-    """The command as it could be typed again: what is not at its default."""
-    words = ["manyheads", "xray", *([options.model] if options.model else [])]
-    defaults = {
-        "tokens": "8192", "dtype": "fp32", "device": "cpu", "seed": 0, "seconds": "180", "map_tokens": "2048",
-        "least_effect": "0.1",
-    }  # fmt: skip
-    for name in (
-        "revision",
-        "assume",
-        "text",
-        "tokens",
-        "bos",
-        "context",
-        "dtype",
-        "device",
-        "threads",
-        "seconds",
-        "exact",
-        "map_tokens",
-        "conllu",
-        "least_effect",
-        "no_heads",
-        "seed",
-        "output",
-    ):
-        value = getattr(options, name)
-        if value and value != defaults.get(name):
-            option = f"--{name.replace('_', '-')}"
-            words += [option] if value is True else [option, str(value)]
-    return shlex.join(words)

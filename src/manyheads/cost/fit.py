@@ -52,7 +52,7 @@ def _change(stack: StackSpec, load: Workload, budget: int, ranks: int) -> str:
     rank, rank_load = rank_of(stack, ranks), load if ranks == 1 else replace(load, weight_bytes=0)
     tokens = longest_context(rank, rank_load, budget)
     if tokens:
-        return f"--context {tokens}: {needed_bytes(rank, replace(rank_load, context=tokens)):,} B"
+        return f"context_tokens={tokens}: {needed_bytes(rank, replace(rank_load, context=tokens)):,} B"
     return ""
 
 
@@ -61,19 +61,19 @@ def _remedies(stack: StackSpec, load: Workload, ranks: int) -> Iterator[tuple[st
     for name in ("fp8", "q4_0"):
         if load.kv.bytes(256, 256) > kv_dtype(name).bytes(256, 256):
             yield (
-                f"--kv-dtype {name}",
+                f'kv_dtype="{name}"',
                 rank,
                 replace(load, kv_dtype=name, weight_bytes=0 if ranks > 1 else load.weight_bytes),
             )
     for name in ("int8", "int4"):
         if load.weight.bytes(256) > replace(load, weight_dtype=name).weight.bytes(256):
-            yield f"--weight-dtype {name}", rank, replace(load, weight_dtype=name, weight_bytes=0)
+            yield f'weight_dtype="{name}"', rank, replace(load, weight_dtype=name, weight_bytes=0)
     for more in (2, 4, 8, 16):
         if more > ranks:
             try:
-                yield f"--tensor-parallel {more}", rank_of(stack, more), replace(load, weight_bytes=0)
+                yield f"tensor_parallel={more}", rank_of(stack, more), replace(load, weight_bytes=0)
             except SpecError:  # these heads do not divide so
                 continue
     for fewer in (load.batch // 2, load.batch // 4, 1):
         if 0 < fewer < load.batch:
-            yield f"--batch {fewer}", rank, replace(load, batch=fewer)
+            yield f"batch={fewer}", rank, replace(load, batch=fewer)

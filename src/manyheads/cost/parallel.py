@@ -30,7 +30,7 @@ def rank_of(model: StackSpec, ranks: int) -> StackSpec:
     if refused:
         most = min(MOST_RANKS, *(spec.num_heads for spec in attentions))
         valid = (n for n in range(1, most + 1) if not any(_refusal(spec, n) for spec in attentions))
-        raise SpecError(f"--tensor-parallel {ranks}: {refused[0]}; valid: {', '.join(map(str, valid))}")
+        raise SpecError(f"tensor_parallel={ranks}: {refused[0]}; valid: {', '.join(map(str, valid))}")
     stacks = tuple(_stack(stack, ranks) for stack in model.stacks)
     return replace(model, stacks=stacks, vocab_size=ceil_div(model.vocab_size, ranks))
 

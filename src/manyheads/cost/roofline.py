@@ -99,7 +99,7 @@ def arithmetic_dtype(peaks: dict[str, int], kind: str, name: str) -> str:
             return candidate
     raise SpecError(
         f"hardware {name} states no peak for {kind} arithmetic (found: {', '.join(peaks) or 'none at all'}); "
-        "give another --weight-dtype or --hardware"
+        "give another weight_dtype= or hardware="
     )
 
 

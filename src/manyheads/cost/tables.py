@@ -147,7 +147,7 @@ def _engines(price: Price) -> Table:
             notes.append(f"{name}: {engine.rule}")
     if plain:
         notes.append(
-            f"no more than the ideal here: {', '.join(plain)}. Every engine's rule and source: docs/engines.md, --json"
+            f"no more than the ideal here: {', '.join(plain)}. Every engine's rule and source: docs/engines.md and the JSON"
         )
     notes += [f"left out, {', '.join(names)}: {reason}" for reason, names in without.items()]
     columns = (*_columns("engine", "rounded", "bytes", "x ideal"), Column("figure"))

@@ -34,7 +34,7 @@ def what_if(model: StackSpec, text: str) -> StackSpec:
     Raises SpecError where the text is not understood, and where a layer that comes out contradicts itself.
     """
     if not isinstance(text, str):
-        raise SpecError(f"--what-if is a text, found {shown(text)}; valid: {', '.join(VALID)}, joined with commas")
+        raise SpecError(f"what_if= is a text, found {shown(text)}; valid: {', '.join(VALID)}, joined with commas")
     parts = [part.strip() for part in text.split(",")]
     ranked = sorted(parts, key=lambda part: part.startswith("window:") - part.startswith("heads:"))
     changes = [_parse(part, text) for part in ranked]
@@ -66,7 +66,7 @@ def _checked(spec: AttentionSpec, text: str) -> AttentionSpec:
     try:
         return replace(spec)
     except SpecError as error:
-        raise SpecError(f"--what-if {shown(text)}: {error}") from None
+        raise SpecError(f"what_if={shown(text)}: {error}") from None
 
 
 def _parse(part: str, whole: str) -> Change:
@@ -81,7 +81,7 @@ def _parse(part: str, whole: str) -> Change:
         if _number(rank) and plus and (rope == "0" or _number(rope)):
             return lambda spec: _mla(spec, _number(rank), _number(rope))
     raise SpecError(
-        f"--what-if {shown(whole)}: {shown(part)} is not understood; valid: {', '.join(VALID)}, joined with commas"
+        f"what_if={shown(whole)}: {shown(part)} is not understood; valid: {', '.join(VALID)}, joined with commas"
     )
 
 

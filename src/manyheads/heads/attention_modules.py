@@ -1,7 +1,7 @@
 """The attention modules of a model, as everything that looks at heads names them: path, stack, layer, and the heads in each.
 
     modules = ModuleIndex(find_attentions(model))
-    with opened(model, observers=[modules]) as door:
+    with open_door(model, observers=[modules]) as door:
         model(ids)
         modules.called(door)
 

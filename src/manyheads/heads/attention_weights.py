@@ -19,7 +19,7 @@ from manyheads.errors import BackendError, ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.attention_modules import ModuleIndex
 from manyheads.heads.batches import Batch
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.ops import masks
 
 __all__ = ["AttentionWeights", "measure_heads"]
@@ -67,7 +67,7 @@ def measure_heads(
         if measured is not None:
             found.setdefault(call.path, []).append(measured.to("cpu", torch.float32))
 
-    with torch.no_grad(), opened(model, observers=[observe], mode="eval") as door:
+    with torch.no_grad(), open_door(model, observers=[observe], mode="eval") as door:
         modules = ModuleIndex(door.attentions)
         for number, batch in enumerate(batches):  # noqa: B007  the observer reads them
             _forward(model, batch, encoder_only=encoder_only)

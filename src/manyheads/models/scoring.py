@@ -21,7 +21,7 @@ from manyheads.models.load.tokenizing import check_texts, tokenized
 __all__ = ["GOES_ON", "MOST_WINDOW", "Scores", "first_tokens", "score", "shuffled", "token_ids"]
 
 MOST_WINDOW = 512
-GOES_ON = "the text goes on: its first {tokens:,} tokens are read (--tokens)"
+GOES_ON = "the text goes on: its first {tokens:,} tokens are read (tokens=)"
 _CHARACTERS_A_TOKEN = 64
 
 
@@ -69,9 +69,9 @@ def token_ids(tokenizer: Any, text: str, *, most: int = 0, named: str = "the tex
 def first_tokens(tokenizer: Any, reading: Reading, most: int) -> tuple[list[int], bool]:
     """The first `most` tokens of a text, and whether it goes on behind them.
 
-    ManyheadsError, naming the option that a text of the user's came by, where there are fewer than two.
+    ManyheadsError, naming the text, where there are fewer than two.
     """
-    named = reading.name if reading.shipped else f"--text {reading.name}"
+    named = reading.name
     text = reading.text[: _CHARACTERS_A_TOKEN * most]  # a large file is not tokenised for its beginning
     if not reading.shipped:  # ours was tried when the tokenizer was loaded
         check_texts(tokenizer, [text])

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from manyheads.checkpoints import Checkpoint
+from manyheads.checkpoints.demo import DEMO_NAME, is_demo
 from manyheads.cost.engines import engine_answers
 from manyheads.cost.model import cache_bytes
 from manyheads.cost.pricing import default_context, default_source_tokens
 from manyheads.cost.whatif import what_if
 from manyheads.cost.workload import Workload
 from manyheads.errors import ManyheadsError
-from manyheads.models.load.model import DEMO_NAME, is_demo
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["KV_DTYPE", "cache_curve", "default_contexts", "next_command"]
@@ -54,15 +54,15 @@ def cache_curve(stack: StackSpec, contexts: Sequence[int]) -> dict[str, Any]:
 _OTHER_HEADS = {"mha": ("mqa",), "gqa": ("mha", "mqa"), "mqa": ("mha",), "mla": ("mha",), "window": ("mqa",)}
 
 
-def next_command(checkpoint: Checkpoint, *, model: str, revision: str | None, assume: str) -> str:
-    """Pricing the same model, which was asked for as `model`, with other heads: those that its shape allows."""
+def next_command(checkpoint: Checkpoint) -> str:
+    """Pricing the same model with other heads: those that its shape allows."""
     stack = checkpoint.stack
-    target = DEMO_NAME if is_demo(model) else model if model in (checkpoint.source, "") else checkpoint.source
+    target = DEMO_NAME if is_demo(checkpoint.source) else checkpoint.source
     words = ["manyheads", "cost", shlex.quote(target)]
-    if revision:
-        words += ["--revision", shlex.quote(revision)]
-    if assume:
-        words += ["--assume", shlex.quote(assume)]
+    if checkpoint.revision:
+        words += ["--revision", shlex.quote(checkpoint.revision)]
+    if checkpoint.assume:
+        words += ["--assume", shlex.quote(checkpoint.assume)]
     longest = default_context(stack)
     words += ["--context", "8k" if longest >= 1 << 13 else str(longest)]
     first = next((a for block in stack.main.blocks for a in block.attentions), None)

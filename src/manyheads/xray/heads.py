@@ -89,7 +89,7 @@ class HeadsSection:
         )  # fmt: skip
         told = _told_roles(found)
         if not run.bos:
-            told["bos"] = told["bos"].replace("as asked", "as for the loss; --bos puts a token before")
+            told["bos"] = told["bos"].replace("as asked", "as for the loss; bos=True puts a token before")
         return told
 
     def _importance(self, run: Running, say: Say) -> dict[str, Any]:

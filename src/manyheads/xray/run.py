@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from manyheads.checkpoints import Checkpoint, open_model
-from manyheads.checkpoints.locate import Located, locate
+from manyheads.checkpoints import Checkpoint
 from manyheads.cost.pricing import price
 from manyheads.cost.tables import tables as priced_tables
 from manyheads.cost.tables import title
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.models.load.model import Loaded, check_runnable, first_line, hushed, load_model
+from manyheads.models.load.model import Loaded, first_line, hushed, load
 from manyheads.models.load.text import Reading
 from manyheads.models.load.tokenizing import tokenized
 from manyheads.models.parameter_count import check_parameters
@@ -45,15 +44,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked. `model`: as for `manyheads cost`, but with weights; `reading`: the text; `tokens`: the first so many
+    """What is asked. `model`: with weights; `reading`: the text; `tokens`: the first so many
     of it; `contexts`: tokens to price, () for the model's own; `threads`: of torch, 0 for as many as are free; `dtype` and
     `device`: what it runs in and where; `bos`: a beginning-of-text token before each window; `command`: as it was typed.
     """
 
-    model: str
+    model: Checkpoint
     reading: Reading
-    revision: str | None = None
-    assume: str = ""
     tokens: int = MOST_TOKENS
     contexts: tuple[int, ...] = ()
     threads: int = 0
@@ -71,11 +68,9 @@ def xray(request: Request, *, say: Say = lambda _: None, sections: Sequence[Sect
     ManyheadsError, one line, where the model or the text cannot be had; numbers that disagree raise nothing: they are in the
     report, and its `data["agrees"]` is False.
     """
-    located = locate(request.model)
-    check_runnable(located)
-    checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
+    checkpoint = request.model
     with _threads(request.threads) as threads:
-        loaded = _loaded(request, located, checkpoint, threads, say)
+        loaded = _loaded(request, threads, say)
         try:
             with hushed():
                 measured, parts = _measured(request, checkpoint.stack, loaded, say, sections)
@@ -97,17 +92,15 @@ def _threads(asked: int) -> Iterator[str]:
     threads = asked or usual_threads()
     torch.set_num_threads(threads)
     try:
-        left = "" if asked or threads == before else f" of {before}, since other programs run (--threads N sets it)"
+        left = "" if asked or threads == before else f" of {before}, since other programs run (threads=N sets it)"
         yield f"{threads}{left}"
     finally:
         torch.set_num_threads(before)
 
 
-def _loaded(request: Request, located: Located, checkpoint: Checkpoint, threads: str, say: Say) -> Loaded:
-    say(f"loading {checkpoint.name} in {request.dtype} on {request.device}; threads: {threads}")
-    loaded = load_model(
-        located, checkpoint.stack, revision=request.revision, dtype=request.dtype, device=request.device, say=say
-    )
+def _loaded(request: Request, threads: str, say: Say) -> Loaded:
+    say(f"loading {request.model.name} in {request.dtype} on {request.device}; threads: {threads}")
+    loaded = load(request.model, dtype=request.dtype, device=request.device, say=say)
     say(f"loaded in {duration(loaded.seconds)}")
     return loaded
 
@@ -220,7 +213,7 @@ def _adds_bos(tokenizer: Any) -> bool:
 
 def _bos(tokenizer: Any) -> int:
     if tokenizer.bos_token_id is None:
-        raise ManyheadsError("--bos: this model's tokenizer has no beginning-of-text token; leave the option out")
+        raise ManyheadsError("bos=True: this model's tokenizer has no beginning-of-text token; leave the option out")
     return int(tokenizer.bos_token_id)
 
 
@@ -311,9 +304,7 @@ def _report(
     data |= {
         "command": request.command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "seed": request.seed,
         "dtype": request.dtype, "device": request.device, "machine": machine(), "versions": versions(),
-        "unpacked": loaded.kept, "next_command": next_command(
-            checkpoint, model=request.model, revision=request.revision, assume=request.assume
-        ),
+        "unpacked": loaded.kept, "next_command": next_command(checkpoint),
     }  # fmt: skip
     data |= {part.key: part.data for part in parts}
     made = tables(data, priced_tables(cost))

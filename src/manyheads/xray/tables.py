@@ -116,7 +116,9 @@ def _text(data: Data) -> Table:
     if own["times_more_perplexed_when_shuffled"]:
         notes.append(f"shuffled it is {own['times_more_perplexed_when_shuffled']:,.0f} times as perplexed")
     if own["tokenizer_adds_bos"] and not own["bos"]:
-        notes.append("this tokenizer adds a BOS by itself, and some models are lost without it: --bos puts one there")
+        notes.append(
+            "this tokenizer adds a BOS by itself, and some models are lost without it: bos=True puts one there"
+        )
     notes.append(f"sha256 of the text: {own['sha256']}")
     columns = _columns("text", "tokens scored", "loss, nats a token", "perplexity")
     return Table(question, columns, tuple(rows), tuple(notes))

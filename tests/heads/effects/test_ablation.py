@@ -13,7 +13,7 @@ from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.effects import ablate_heads, ablated, head_importance, rank_correlation, removal_curve  # noqa: E402
 from manyheads.heads.effects.activation_cache import ActivationCache  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 from manyheads.ops import softmax  # noqa: E402
 from support.tiny_transformers import build, inputs, logits  # noqa: E402
 
@@ -218,7 +218,7 @@ def test_activation_caching_changes_nothing(name: str) -> None:
 def test_cached_activations_are_not_written_into() -> None:
     """A gate around the ablation that changes outputs where they lie: the next head's forward has what the first had."""
     model, ids = build("llama"), inputs("llama")["input_ids"]
-    with opened(model, gates=[lambda _, out: out.mul_(0.5)]):
+    with open_door(model, gates=[lambda _, out: out.mul_(0.5)]):
         quick, plain = (ablate_heads(model, [ids], heads={1: [0, 1, 2]}, reuse=reuse) for reuse in (True, False))
     assert quick.reused
     assert torch.equal(quick.scores.nan_to_num(), plain.scores.nan_to_num())
@@ -256,7 +256,7 @@ def test_a_group_goes_with_all_its_queries(name: str, changes: dict[str, Any], s
 def means(model: Any, ids: torch.Tensor, path: str) -> dict[str, torch.Tensor]:
     """(h, v) of one attention module."""
     seen: dict[str, torch.Tensor] = {}
-    with opened(model, observers=[lambda call, out: seen.update({call.path: out.mean((0, 2))})]):
+    with open_door(model, observers=[lambda call, out: seen.update({call.path: out.mean((0, 2))})]):
         logits(model, {"input_ids": ids})
     return {path: seen[path]}
 
@@ -289,7 +289,7 @@ def test_only_the_layers_from_the_head_on_are_computed() -> None:
         attended[call.layer] += 1
         return softmax.attention(call.q, call.k, call.v, **call.options)
 
-    with opened(model, implementation=counted):
+    with open_door(model, implementation=counted):
         ablate_heads(model, [ids, ids])
     # Layer l runs for the heads of layers 0 to l, in both batches; in full to count the heads, and to cache the activations of
     # each batch; and once more for each of the checks, which start at layers 3, 5 (of 6 // 2, 6 // 4 and the last).

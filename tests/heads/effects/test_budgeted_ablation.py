@@ -67,7 +67,7 @@ def nudged_by(model, batch, means, step: float) -> list[float]:
     attention."""
     from manyheads.heads.effects import measured
     from manyheads.heads.effects.replaced_outputs import first_positions
-    from manyheads.models.door.door import opened
+    from manyheads.models.door.door import open_door
 
     (path, mean), losses = next(iter(means.items())), []
     stack = "cross" if "EncDec" in path or "encoder_attn" in path else ""
@@ -82,7 +82,7 @@ def nudged_by(model, batch, means, step: float) -> list[float]:
             out[:, head] += way * later[..., None] * (mean[head] - out[:, head])
             return out
 
-        with torch.no_grad(), opened(model, gates=[gate], mode="eval"):
+        with torch.no_grad(), open_door(model, gates=[gate], mode="eval"):
             losses.append(measured(model, batch, hidden_loss)[0].item())
     return [(up - down) / (2 * step) for up, down in zip(losses[::2], losses[1::2], strict=True)]
 

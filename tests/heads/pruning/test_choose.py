@@ -26,13 +26,13 @@ from manyheads.heads.pruning import (  # noqa: E402
 )
 from manyheads.heads.pruning.choose import removable_range  # noqa: E402
 from manyheads.heads.pruning.plan import now_held  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
 
 def loss_without(model: Any, ids: Any, heads: list[Head]) -> float:
     """The loss of the next token, by torch's own cross entropy."""
-    with opened(model, gates=[mask(model, heads)] if heads else []), torch.no_grad():
+    with open_door(model, gates=[mask(model, heads)] if heads else []), torch.no_grad():
         logits = model(input_ids=ids).logits
     return float(torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
 
@@ -140,9 +140,7 @@ def test_gates_that_closed_say_which_heads_go(ids: Any) -> None:
         closed_by_gates(
             replace(gates, values=gates.values + 1, penalty=0.0, convergence=Convergence(True, 0, 18, 0.0, "converged"))
         )
-    with pytest.raises(
-        ManyheadsError, match=r"not come to rest after 20 steps .*; try 280 steps more: steps=300 \(--steps 300\)"
-    ):
+    with pytest.raises(ManyheadsError, match=r"not come to rest after 20 steps .*; try 280 steps more: steps=300$"):
         closed_by_gates(train_gates(model, [ids], penalty=5.0, steps=20))
 
 
@@ -173,5 +171,5 @@ def test_budgets(text: str, heads: int) -> None:
 
 @pytest.mark.parametrize("text", ["0", "0%", "0.1%", "270", "100%", "1.5", "many", "-3", "5 %%", ""])
 def test_budgets_that_are_none(text: str) -> None:
-    with pytest.raises(ManyheadsError, match="--budget"):
+    with pytest.raises(ManyheadsError, match="budget="):
         budget_heads(text, 270)

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from manyheads.heads.pruning import LossChange, mask, measure_loss_change  # noqa: E402
 from manyheads.heads.pruning.loss_change import weighted_interval  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
 
@@ -45,7 +45,7 @@ def test_losses_are_those_of_each_window() -> None:
     texts = [torch.randint(3, 90, (1, n), generator=draw) for n in (12, 20)]
 
     def loss(ids: Any, gates: Any) -> float:
-        with opened(model, gates=gates), torch.no_grad():
+        with open_door(model, gates=gates), torch.no_grad():
             logits = model(input_ids=ids).logits[0, :-1]
         return float(torch.nn.functional.cross_entropy(logits, ids[0, 1:]))
 

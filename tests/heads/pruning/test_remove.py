@@ -20,7 +20,7 @@ from manyheads.heads.model_spec import describe  # noqa: E402
 from manyheads.heads.pruning import make_plan, mask, prune  # noqa: E402
 from manyheads.heads.pruning.plan import head_counts, units  # noqa: E402
 from manyheads.heads.pruning.savings import why_nothing  # noqa: E402
-from manyheads.models.door.door import opened  # noqa: E402
+from manyheads.models.door.door import open_door  # noqa: E402
 from support import rounding  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
@@ -45,7 +45,7 @@ def some_heads(model: Any) -> dict[str, dict[int, tuple[int, ...]]]:
 
 def masked(model: Any, heads: Any, batch: Any) -> rounding.Exact:
     """The logits of the model with these heads closed."""
-    return rounding.model(model, batch, around=lambda wide: opened(wide, gates=[mask(wide, heads)]))
+    return rounding.model(model, batch, around=lambda wide: open_door(wide, gates=[mask(wide, heads)]))
 
 
 @pytest.mark.parametrize("name", PRUNABLE)
@@ -63,7 +63,7 @@ def test_what_is_left_computes_what_the_masked_model_does(name: str) -> None:
 
 def test_masking_a_head_is_zeroing_its_columns_of_the_output_projection() -> None:  # case O70
     model, batch = tiny.build("llama"), tiny.inputs("llama")
-    with opened(model, gates=[mask(model, {1: (2,)})]):
+    with open_door(model, gates=[mask(model, {1: (2,)})]):
         found = tiny.logits(model, batch)
     with torch.no_grad():
         model.model.layers[1].self_attn.o_proj.weight[:, 20:30] = 0

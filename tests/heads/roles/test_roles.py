@@ -115,7 +115,7 @@ def test_random_weights_have_no_role(family: str, tokenizer: Any, text: str) -> 
         assert any(one.name == "next token" for one in report.evidence)
     elif family != "t5":
         assert "next token" in dict(report.not_tested)
-    assert dict(report.not_tested)["syntax"].endswith("--conllu")
+    assert dict(report.not_tested)["syntax"].endswith("conllu=")
     json.loads(json.dumps(report.as_json(), allow_nan=False))
 
 

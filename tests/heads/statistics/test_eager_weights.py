@@ -14,7 +14,7 @@ import torch
 from manyheads.errors import ManyheadsError
 from manyheads.heads.attention_modules import ModuleIndex
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.ops import softmax
 from support import rounding
 from support.tiny_transformers import CASES, build, inputs
@@ -51,7 +51,7 @@ def test_weights_are_those_of_eager_attention(name: str) -> None:
         )
         for stage in stages
     }
-    with torch.no_grad(), opened(model, observers=[look]):
+    with torch.no_grad(), open_door(model, observers=[look]):
         model(**batch)
     for stage, paths in stages.items():
         assert expected[stage].holds(torch.stack([seen[path] for path in paths]))
@@ -62,11 +62,11 @@ def test_weights_of_chosen_rows_hold_no_matrix_of_all(monkeypatch: pytest.Monkey
     real = softmax.block
     monkeypatch.setattr(softmax, "block", lambda *a, **b: sizes.append((out := real(*a, **b)).shape[2]) or out)
     ids = torch.arange(200)[None] % 90
-    with torch.no_grad(), opened(model, observers=[lambda call, _: call.weights(heads=[2])]):
+    with torch.no_grad(), open_door(model, observers=[lambda call, _: call.weights(heads=[2])]):
         model(ids)
     assert max(sizes) == 64
     with (
         pytest.raises(ManyheadsError, match=r"weights of heads 9 were asked for; .*self_attn has 0 to 5"),
-        opened(model, observers=[lambda call, _: call.weights(heads=[9])]),
+        open_door(model, observers=[lambda call, _: call.weights(heads=[9])]),
     ):
         model(ids)

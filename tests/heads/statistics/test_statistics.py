@@ -18,7 +18,7 @@ import torch
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.heads.batches import padded, prepare, windows
 from manyheads.heads.statistics import MASSES, HeadStatistics, Recorder, head_statistics, streaming
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.ops import softmax
 from support.full_matrices import by_definition
 from support.peak_memory import PEAK_BYTES, needs_proc
@@ -40,7 +40,7 @@ def recorded(model: Any, batch: dict[str, Any]) -> dict[str, tuple[torch.Tensor,
     """Probabilities, logits and outputs of every layer, in full."""
     seen: dict[str, tuple[torch.Tensor, ...]] = {}
     with (
-        opened(model, observers=[lambda c, out: seen.update({c.path: (c.weights(), logits_of(c), out)})]),
+        open_door(model, observers=[lambda c, out: seen.update({c.path: (c.weights(), logits_of(c), out)})]),
         torch.no_grad(),
     ):
         model(**batch)
@@ -208,7 +208,7 @@ def test_o17_o20_in_training_mode_and_under_sdpa() -> None:
     with pytest.raises(BackendError, match="training mode"):
         head_statistics(model, [batch], mode="refuse")
     recorder = Recorder(model)
-    with opened(model, observers=[recorder]):
+    with open_door(model, observers=[recorder]):
         recorder.read(batch)
         model(**batch)
     assert recorder.result().sink_mass.max() < 1e-6
@@ -222,7 +222,7 @@ def test_o84_gradient_checkpointing_counts_once(*, reentrant: bool) -> None:
         if checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": reentrant})
         recorder = Recorder(model)
-        with opened(model, observers=[recorder]):
+        with open_door(model, observers=[recorder]):
             recorder.read(batch)
             model(**batch, use_cache=False).logits.square().mean().backward()
         assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().max() > 0
@@ -295,7 +295,7 @@ def test_o85_nothing_is_kept_of_a_batch() -> None:
     """What a recorder holds after 50 batches is what it held after 5."""
     model, batch = build("llama"), inputs("llama")
     recorder, sizes = Recorder(model), []
-    with opened(model, observers=[recorder]), torch.no_grad():
+    with open_door(model, observers=[recorder]), torch.no_grad():
         for count in range(50):
             recorder.read(batch)
             model(**batch)
@@ -442,7 +442,7 @@ def test_autocast_does_not_reach_the_figures() -> None:
     seen: list[torch.Tensor] = []
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = head_statistics(model, [batch])
-        with opened(model, observers=[lambda call, out: seen.append(call.weights().float())]), torch.no_grad():
+        with open_door(model, observers=[lambda call, out: seen.append(call.weights().float())]), torch.no_grad():
             model(**batch)
     assert found.mass["first"][0] == pytest.approx(seen[0][..., 0].mean((0, 2)).numpy(), abs=2e-3)
     assert found.sink_mass.max() < 1e-6
@@ -471,7 +471,7 @@ def test_smollm2_by_full_matrices(smollm2: Any) -> None:
     ids = torch.cat((block, block), 1)
     found, full = head_statistics(smollm2.model, [ids]), {}
     with (
-        opened(
+        open_door(
             smollm2.model,
             observers=[lambda c, out: full.update({c.layer: c.weights()}) if c.layer in (0, 18) else None],
         ),

@@ -19,7 +19,7 @@ from manyheads.errors import BackendError
 from manyheads.layer.backends import attend
 from manyheads.models.door.backends import Function
 from manyheads.models.door.call import read_call
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.models.door.mask import make_mask
 from manyheads.ops import softmax
 from manyheads.ops.answer import No, Yes
@@ -48,7 +48,7 @@ def read(mask: torch.Tensor | None = None, *, queries: int = 5, keys: int = 5, o
 def test_a_keyword_of_a_future_transformers_is_an_error_that_names_it() -> None:
     model, batch = build("llama"), inputs("llama")
     match = r"model\.layers\.0\.self_attn: the keyword 'head_temperature' \(float\) arrived"
-    with pytest.raises(BackendError, match=match) as caught, opened(model):
+    with pytest.raises(BackendError, match=match) as caught, open_door(model):
         model(**batch, head_temperature=2.0)  # **kwargs of the model reach the attention function
     assert "\n" not in str(caught.value)
     assert model.config._attn_implementation == "eager"
@@ -100,14 +100,14 @@ def test_softcap_and_sinks_are_exact_where_sdpa_raises_or_drops_them(name: str) 
     """Cases O54 and conformance 3: transformers' own SDPA function raises on the one and ignores the other."""
     model, batch = build(name), inputs(name)
     exact, calls = rounding.model(model, batch), []
-    with opened(model, observers=[lambda call, out: calls.append(call)]):
+    with open_door(model, observers=[lambda call, out: calls.append(call)]):
         after = logits(model, batch)
     assert exact.holds(after)
     assert all((call.softcap if name == "gemma2" else call.sinks) is not None for call in calls)
     gone: Function = lambda call: softmax.attention(  # noqa: E731
         call.q, call.k, call.v, **{**call.options, "softcap": None, "sinks": None}
     )  # type: ignore[return-value, assignment]
-    with opened(model, implementation=gone):
+    with open_door(model, implementation=gone):
         assert exact.told(logits(model, batch))
 
 
@@ -191,7 +191,7 @@ def test_padding_that_leaves_out_what_is_cached_is_refused(kind: str) -> None:
     """Two rows, the first padded by 2, and then a mask of the newest column or the two newest ones."""
     model, ids = build("llama"), inputs("llama", tokens=6)["input_ids"]
     padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
-    with opened(model), torch.no_grad():
+    with open_door(model), torch.no_grad():
         caches: dict[str, Any] = {
             "ours": lambda: manyheads.cache(model), "dynamic": lambda: DynamicCache(config=model.config),
             "static": lambda: StaticCache(config=model.config, max_cache_len=8),
@@ -248,9 +248,9 @@ def test_an_argument_of_a_future_transformers_at_the_mask_function() -> None:
 
 def test_looking_changes_nothing() -> None:
     model, batch, calls = build("gemma2"), inputs("gemma2"), []
-    with opened(model):
+    with open_door(model):
         before = logits(model, batch)
-    with opened(model, observers=[lambda call, out: calls.append((call, out))]):
+    with open_door(model, observers=[lambda call, out: calls.append((call, out))]):
         after = logits(model, batch)
     assert torch.equal(before, after)
     assert [call.layer for call, _ in calls] == [0, 1, 2, 3, 4]
@@ -270,7 +270,7 @@ def test_weights_are_what_eager_returns() -> None:
         model, batch = build(name), inputs(name)
         calls: list[torch.Tensor] = []
         theirs = rounding.model(model, batch, output_attentions=True, pick=lambda out: torch.stack(out.attentions))
-        with torch.no_grad(), opened(model, observers=[lambda call, out, seen=calls: seen.append(call.weights())]):
+        with torch.no_grad(), open_door(model, observers=[lambda call, out, seen=calls: seen.append(call.weights())]):
             model(**batch)
         assert theirs.holds(torch.stack(calls))
 
@@ -280,7 +280,7 @@ def test_a_gate_acts_on_heads_before_they_are_mixed() -> None:
     model, batch = build("qwen3"), inputs("qwen3")
     keep = torch.ones(6)
     keep[4] = 0
-    with opened(model, gates=[lambda call, out: out * keep.view(1, -1, 1, 1) if call.layer == 1 else out]):
+    with open_door(model, gates=[lambda call, out: out * keep.view(1, -1, 1, 1) if call.layer == 1 else out]):
         gated = logits(model, batch)
     model.model.layers[1].self_attn.o_proj.weight.data[:, 40:50] = 0
     assert rounding.model(model, batch).holds(gated)
@@ -290,8 +290,8 @@ def test_gates_of_nested_doors_multiply_and_observers_see_their_own_doors_result
     model, batch = build("llama"), inputs("llama")
     found: dict[str, list[torch.Tensor]] = {"outer": [], "inner": []}
     with (
-        opened(model, gates=[lambda c, out: out * 3], observers=[lambda c, out: found["outer"].append(out)]),
-        opened(model, gates=[lambda c, out: out * 2], observers=[lambda c, out: found["inner"].append(out)]),
+        open_door(model, gates=[lambda c, out: out * 3], observers=[lambda c, out: found["outer"].append(out)]),
+        open_door(model, gates=[lambda c, out: out * 2], observers=[lambda c, out: found["inner"].append(out)]),
     ):
         logits(model, batch)
     for outer, inner in zip(found["outer"], found["inner"], strict=True):
@@ -323,7 +323,7 @@ def test_a_form_that_does_not_support_a_call_leaves_it_to_the_one_outside() -> N
 
     ids = inputs("llama")["input_ids"]
     expected = model.generate(ids, max_new_tokens=4, do_sample=False)
-    with opened(model, implementation=mine), opened(model, implementation=form):
+    with open_door(model, implementation=mine), open_door(model, implementation=form):
         assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), expected)
     assert outer == [11] * 3
     assert form.done == [1] * 9
@@ -334,12 +334,12 @@ def test_an_unknown_implementation_or_a_wrong_shape_is_refused() -> None:
     model, batch = build("llama"), inputs("llama")
     with (
         pytest.raises(BackendError, match="'flash' is not one of auto, kernel, plain, tiled, sdpa"),
-        opened(model, implementation="flash"),
+        open_door(model, implementation="flash"),
     ):
         pass
     match = r"model\.layers\.0\.self_attn: an implementation or gate returned \(2, 6, 11\); expected"
-    with pytest.raises(BackendError, match=match), opened(model, gates=[lambda call, out: out[..., 0]]):
+    with pytest.raises(BackendError, match=match), open_door(model, gates=[lambda call, out: out[..., 0]]):
         model(**batch)
-    with pytest.raises(BackendError, match="returned NoneType"), opened(model, implementation=lambda call: None):
+    with pytest.raises(BackendError, match="returned NoneType"), open_door(model, implementation=lambda call: None):
         model(**batch)
     assert model.config._attn_implementation == "eager"

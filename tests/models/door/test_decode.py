@@ -21,7 +21,7 @@ from manyheads.kernels import keys as bounds
 from manyheads.layer import backends
 from manyheads.layer.backends import attend, select
 from manyheads.models.door.call import EVERYTHING, read_call
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 from manyheads.ops import masks
 from manyheads.ops.answer import Yes
 from manyheads.ops.bias import Alibi, alibi_slopes
@@ -168,11 +168,11 @@ def test_gradients_double_and_odd_strides_go_elsewhere() -> None:
 
 def test_asked_for_by_name_it_computes_what_it_can_and_leaves_the_rest() -> None:
     model, batch = build("llama", head_dim=64), inputs("llama")
-    with torch.no_grad(), opened(model, implementation="kernel") as door:
+    with torch.no_grad(), open_door(model, implementation="kernel") as door:
         found = model(**batch)[0]
     assert rounding.model(model, batch).holds(found)
     assert {how.name for how in door.selected.values()} == {"kernel"}
-    with opened(model, implementation="kernel") as door:
+    with open_door(model, implementation="kernel") as door:
         model(**batch)[0].sum().backward()
         assert {how.name for how in door.selected.values()} == {"sdpa"}
 

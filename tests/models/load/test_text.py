@@ -62,16 +62,14 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path, content: bytes, found:
 @pytest.mark.parametrize("name", ["", "a\0b", "missing.txt", "."])
 def test_what_is_no_file_is_refused(tmp_path, monkeypatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ManyheadsError, match="--text"):
+    with pytest.raises(ManyheadsError, match=r"no such file|not a possible path|a directory"):
         read_text(name)
 
 
 def test_what_has_no_end_or_never_begins_is_not_read(tmp_path, monkeypatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("/dev/zero", str(tmp_path / "pipe")):
-        with pytest.raises(
-            ManyheadsError, match=r"^--text .*: is not a regular file .*; expected a text file in UTF-8$"
-        ):
+        with pytest.raises(ManyheadsError, match=r"^[^-].*: is not a regular file .*; expected a text file in UTF-8$"):
             read_text(name)
     monkeypatch.setattr("manyheads.models.load.text._MOST_BYTES", 100)
     (tmp_path / "long").write_text("a" * 101)

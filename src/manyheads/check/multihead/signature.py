@@ -99,8 +99,8 @@ def read_call(
     needed = [p.name for p in left if p.default is p.empty]
     if needed:
         raise SpecError(
-            f"the parameter {needed[0]!r} has no default and its name is not understood; say what it is with --names "
-            f"ROLE={needed[0]} (roles: {', '.join([*CALLED, *OF_HEADS])}), or give it a fixed value in MANYHEADS_CHECK"
+            f"the parameter {needed[0]!r} has no default and its name is not understood; say what it is with "
+            f'names="ROLE={needed[0]}" (roles: {", ".join([*CALLED, *OF_HEADS])}), or give it a fixed value in MANYHEADS_CHECK'
         )
     return _call(parameters, names, weights)
 

@@ -23,7 +23,7 @@ from manyheads.heads.effects.importance_scores import Importance
 from manyheads.heads.effects.metrics import Metric
 from manyheads.heads.effects.replaced_outputs import METHODS, HeadReplacement
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.quoting import shown
 
 __all__ = ["METHODS", "UNITS", "Removal", "ablate_heads", "ablated", "removal_curve"]
@@ -125,7 +125,7 @@ def ablated(model: Any, heads: Heads, *, instead: Mapping[str, Tensor] | None = 
     """
     gate = _Masked(model, heads)
     gate.instead = dict(instead or {})
-    with opened(model, gates=[gate]):
+    with open_door(model, gates=[gate]):
         yield
 
 

@@ -31,7 +31,7 @@ from manyheads.heads.effects.replaced_outputs import (
     resampled_outputs,
 )
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 from manyheads.quoting import shown
 
 __all__ = ["AblationRun", "Job", "Removal", "mean_outputs"]
@@ -90,7 +90,7 @@ class AblationRun:
         found = find_attentions(self._model)
         index = ModuleIndex(found)
         self._gate.stacks = index.stacks
-        with torch.no_grad(), opened(self._model, gates=[self._gate], observers=[index], mode="eval") as door:
+        with torch.no_grad(), open_door(self._model, gates=[self._gate], observers=[index], mode="eval") as door:
             if self._how == "mean" and self._given is None:
                 later = self._gate.positions == "later"
                 self._gate.instead = mean_outputs(self._model, self._batches, later=later)
@@ -179,7 +179,7 @@ class AblationRun:
 
     def _outputs(self, number: int) -> RecordedOutputs:
         outputs = RecordedOutputs(self._batches[number], self._gate.stacks)
-        with opened(self._model, observers=[outputs]):
+        with open_door(self._model, observers=[outputs]):
             self._model(**self._batches[number])
         return outputs
 
@@ -206,7 +206,7 @@ def mean_outputs(model: Any, batches: Sequence[Batch], *, later: bool = False) -
     """{path: (h, v)}: the mean output of each head over all real positions of `batches`; `later`: without the first positions
     of causal attention."""
     means = MeanOutputs(ModuleIndex(find_attentions(model)).stacks, later=later)
-    with torch.no_grad(), opened(model, observers=[means], mode="eval"):
+    with torch.no_grad(), open_door(model, observers=[means], mode="eval"):
         for batch in batches:
             means.batch = batch
             model(**batch)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 
 __all__ = ["ActivationCache", "caching_activations"]
 
@@ -94,7 +94,7 @@ def caching_activations(model: nn.Module, paths: Iterable[str]) -> Iterator[Acti
         for name, block in _blocks(model, wanted).items():
             held.append((block, block.__dict__.get("forward", _ABSENT)))
             block.forward = _through(cache, name, block.forward)
-        with opened(model, implementation=cache, observers=[cache.see]) if wanted else nullcontext():
+        with open_door(model, implementation=cache, observers=[cache.see]) if wanted else nullcontext():
             yield cache
     finally:
         for block, before in reversed(held):

@@ -22,7 +22,7 @@ from manyheads.heads.effects.importance import asking, backward, frozen
 from manyheads.heads.effects.metrics import Metric, measured, metric_of
 from manyheads.heads.effects.replaced_outputs import MeanOutputs, first_positions
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 
 __all__ = ["FirstOrder", "first_order_effects"]
 
@@ -86,7 +86,7 @@ def first_order_effects(
     nudged, means = _Nudged(index.stacks), MeanOutputs(index.stacks, later=True)
     parts: list[dict[str, tuple[Tensor, ...]]] = []
     values = []
-    with frozen(model), asking(model), opened(model, gates=[nudged], observers=[means, index], mode="eval") as door:
+    with frozen(model), asking(model), open_door(model, gates=[nudged], observers=[means, index], mode="eval") as door:
         for number, batch in enumerate(batches):
             nudged.batch = means.batch = batch
             value, _ = measured(model, batch, metric_of(model, batch, metric))

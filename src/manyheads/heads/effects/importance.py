@@ -25,7 +25,7 @@ from manyheads.heads.effects.ablation import METHODS, ablate_heads
 from manyheads.heads.effects.importance_scores import Importance, rank_correlation
 from manyheads.heads.effects.metrics import Metric, measured, metric_of
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.quoting import shown
 
 __all__ = ["FIRST_ORDER", "Importance", "asking", "backward", "frozen", "head_importance", "rank_correlation"]
@@ -93,7 +93,7 @@ def _first_order(
     ones, index = _Ones(), ModuleIndex(find_attentions(model))
     parts: list[dict[str, Tensor]] = []
     values, weights = [], []
-    with frozen(model), asking(model), opened(model, gates=[ones], observers=[index], mode=mode) as door:
+    with frozen(model), asking(model), open_door(model, gates=[ones], observers=[index], mode=mode) as door:
         for number, batch in enumerate(batches):
             value, weight = measured(model, batch, metric_of(model, batch, metric))
             parts.append(_slopes(model, value, ones))

@@ -32,7 +32,7 @@ from manyheads.heads.alignment import Frame
 from manyheads.heads.batches import Batch, as_batches
 from manyheads.heads.effects.metrics import IGNORED, Metric, is_causal, next_token_loss, summed_cross_entropy
 from manyheads.heads.model_spec import describe
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 
 __all__ = ["DRIFT", "HIDDEN_SHARE", "Objective", "reads_with_decoder", "text_objective"]
 
@@ -285,7 +285,7 @@ class _Drift:
 
     def learn(self, model: Any, batch: Batch) -> None:
         (given,) = as_batches(model, [batch])
-        with torch.no_grad(), opened(model, mode="eval"):
+        with torch.no_grad(), open_door(model, mode="eval"):
             self._whole[_key(batch)] = _states(model(**given))
 
     def __call__(self, outputs: Any, batch: Batch) -> tuple[Tensor, float]:

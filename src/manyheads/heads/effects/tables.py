@@ -100,11 +100,11 @@ def _how(own: Data) -> list[str]:
     spent = units.duration(own["exact_seconds"] + (own["first_order_seconds"] or 0.0))
     if own["budget"]["stopped"]:
         notes.append(
-            f"stopped after {spent}: no new work is begun after {limit:g} s (--seconds N); more time takes more heads out"
+            f"stopped after {spent}: no new work is begun after {limit:g} s (seconds=); more time takes more heads out"
         )
     elif limit is not None:
         notes.append(
-            f"this took {spent} of the {limit:g} s that it may (--seconds N); --exact takes every head out on as many windows"
+            f"this took {spent} of the {limit:g} s that it may (seconds=); exact=True takes every head out on as many windows"
         )
     return notes
 

@@ -31,7 +31,7 @@ from manyheads.heads.batches import Batch, BatchLike, as_batches
 from manyheads.heads.effects import Importance, Metric, asking, frozen, measured, metric_of
 from manyheads.heads.gates.hard_concrete import drawn, likely, open_probability
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.quoting import shown
 
 __all__ = ["QUADRANTS", "Convergence", "Gates", "gated", "quadrants", "train_gates"]
@@ -141,7 +141,7 @@ def train_gates(
     _check(model, penalty=penalty, steps=steps, rate=rate, weight_rate=weight_rate, per=per)
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad] if weight_rate else []
     drawing = _Drawing(per, seed)
-    with _held(model, weights), opened(model, mode="train" if weight_rate else "eval"):
+    with _held(model, weights), open_door(model, mode="train" if weight_rate else "eval"):
         modules, baseline = _whole(model, given, metric)
         drawing.start(modules)
         losses, expected = _descend(model, given, metric, drawing, weights, (steps, penalty, rate, weight_rate), say)
@@ -256,13 +256,13 @@ def gated(model: Any, gates: Gates, *, hard: bool = True) -> Iterator[None]:
     if strange:
         raise ManyheadsError(f"the gates are of another model: {type(model).__name__} has no attention {strange[0]}")
     values = (gates.values > 0).to(gates.values.dtype) if hard else gates.values
-    with opened(model, gates=[_Fixed(gates.modules, values)]):
+    with open_door(model, gates=[_Fixed(gates.modules, values)]):
         yield
 
 
 def _whole(model: Any, batches: list[Batch], metric: Metric | None) -> tuple[tuple[AttentionModule, ...], float]:
     index = ModuleIndex(find_attentions(model))
-    with opened(model, observers=[index]) as door:
+    with open_door(model, observers=[index]) as door:
         baseline = _mean_loss(model, batches, metric, None)
         return index.called(door), baseline
 
@@ -271,7 +271,7 @@ def _mean_loss(
     model: Any, batches: list[Batch], metric: Metric | None, gate: Callable[[Call, Tensor], Tensor] | None
 ) -> float:
     found = []
-    with torch.no_grad(), opened(model, gates=[gate] if gate else [], mode="eval"):
+    with torch.no_grad(), open_door(model, gates=[gate] if gate else [], mode="eval"):
         for batch in batches:
             value, weight = measured(model, batch, metric_of(model, batch, metric))
             found.append((value.item(), weight))
@@ -288,7 +288,7 @@ def _descend(
     if weights:
         optimisers.append(torch.optim.Adam(weights, lr=weight_rate))
     losses, expected = [], []
-    with opened(model, gates=[drawing]):
+    with open_door(model, gates=[drawing]):
         for step in range(steps):
             drawing.renew()
             batch = batches[step % len(batches)]
@@ -348,8 +348,7 @@ def _convergence(drawing: _Drawing, expected: Sequence[float], rate: float) -> C
     wanted = max(_STEPS, 2 * steps, 4 * least)
     more = (
         f"training had not come to rest after {steps} steps ({undecided} of {gates} gates undecided, {drift:+.2f} open heads "
-        f"from the third quarter to the last); try {wanted - steps} steps more: steps={wanted} "
-        f"(--steps {wanted})"
+        f"from the third quarter to the last); try {wanted - steps} steps more: steps={wanted}"
     )
     return Convergence(converged, undecided, gates, drift, f"not converged: {text}", more)
 

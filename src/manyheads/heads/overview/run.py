@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.checkpoints.locate import locate
-from manyheads.checkpoints.reading import open_model
+from manyheads.checkpoints.reading import Checkpoint
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, format_head, parse_head
 from manyheads.heads.alignment import Frame, frame
@@ -26,7 +25,7 @@ from manyheads.heads.left_out import LeftOut, present
 from manyheads.heads.progress import Pace
 from manyheads.heads.roles import LEAST_EFFECT, RoleReport, Sentence, head_roles, read_conllu, token_kinds
 from manyheads.heads.statistics import HeadStatistics, head_statistics
-from manyheads.models.load.model import Loaded, check_runnable, hushed, load_model
+from manyheads.models.load.model import Loaded, hushed, load
 from manyheads.models.load.text import Reading
 from manyheads.models.scoring import first_tokens
 from manyheads.models.surroundings import usual_threads
@@ -59,7 +58,7 @@ class Request:
     importance   of IMPORTANCE
     """
 
-    model: str
+    model: Checkpoint
     reading: Reading
     tokens: int = 8192
     window: int = 512
@@ -69,8 +68,6 @@ class Request:
     conllu: str = ""
     least_effect: float = LEAST_EFFECT
     importance: str = IMPORTANCE[0]
-    revision: str | None = None
-    assume: str = ""
     dtype: str = "fp32"
     device: str = "cpu"
     threads: int = 0
@@ -83,18 +80,13 @@ def overview(request: Request, *, say: Say = lambda _: None, look: Look | None =
     Raises ManyheadsError, one line, for a head that is not there, a text of fewer than two tokens, a model that reads no
     text or came without a tokenizer; BackendError where its attention does not pass through the door.
     """
-    located = locate(request.model)
-    check_runnable(located)
     one = parse_head(request.head) if request.head else None
     sentences = read_conllu(request.conllu) if request.conllu else None
-    checkpoint = open_model(request.model, revision=request.revision, assume=request.assume)
     with _threads(request.threads) as threads:
-        say(f"loading {checkpoint.name} in {request.dtype} on {request.device}; threads: {threads}")
-        loaded = load_model(
-            located, checkpoint.stack, revision=request.revision, dtype=request.dtype, device=request.device, say=say
-        )
+        say(f"loading {request.model.name} in {request.dtype} on {request.device}; threads: {threads}")
+        loaded = load(request.model, dtype=request.dtype, device=request.device, say=say)
         with hushed():
-            told, ids, around = _told(request, checkpoint.name, loaded, one, sentences, say)
+            told, ids, around = _told(request, loaded, one, sentences, say)
             if look is not None:
                 say("where every head looks")
                 look(loaded, told, request.reading.text, ids, around)
@@ -112,9 +104,9 @@ def _threads(asked: int) -> Iterator[int]:
 
 
 def _told(
-    request: Request, name: str, loaded: Loaded, one: Head | None, sentences: Sentences | None, say: Say
+    request: Request, loaded: Loaded, one: Head | None, sentences: Sentences | None, say: Say
 ) -> tuple[dict[str, Any], list[int], Frame]:
-    ids, goes_on, around = _text(request, name, loaded)
+    ids, goes_on, around = _text(request, loaded)
     # The two ends of a short batch: enough to know which heads there are, before anything takes long.
     two = head_statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], max_offset=2)
     one = None if one is None else _there(two, one)
@@ -129,7 +121,7 @@ def _told(
     tested, why_no_roles = _roles(request, loaded, ids, sentences, say)
     scores, about, why_no_scores = _importance(request, loaded, ids, width, around, say)
     return {
-        "schema": SCHEMA, "model": name, "seed": request.seed, "dtype": request.dtype, "device": request.device,
+        "schema": SCHEMA, "model": request.model.name, "seed": request.seed, "dtype": request.dtype, "device": request.device,
         "text": {
             "name": request.reading.name, "sha256": request.reading.sha256, "tokens": len(ids), "window": width,
             "windows": len(parts), "goes_on": goes_on, "left_out": _alone(ids, width), "around": around.said, "decoder_reads_the_same": _both(loaded.model),
@@ -142,18 +134,20 @@ def _told(
     }, ids, around  # fmt: skip
 
 
-def _text(request: Request, name: str, loaded: Loaded) -> tuple[list[int], bool, Frame]:
+def _text(request: Request, loaded: Loaded) -> tuple[list[int], bool, Frame]:
     """The tokens that are read, whether the text goes on, and what stands around each window."""
     if loaded.without_tokenizer:
-        raise ManyheadsError(f"{name}: {loaded.without_tokenizer}, so it cannot be shown a text")
+        raise ManyheadsError(f"{request.model.name}: {loaded.without_tokenizer}, so it cannot be shown a text")
     if loaded.model.main_input_name != "input_ids":
         raise ManyheadsError(
-            f"{name} reads {loaded.model.main_input_name}, no text; manyheads.heads.statistics.head_statistics takes batches of it"
+            f"{request.model.name} reads {loaded.model.main_input_name}, no text; manyheads.head_statistics takes batches of it"
         )
     ids, goes_on = first_tokens(loaded.tokenizer, request.reading, request.tokens)
     known = int(loaded.model.get_input_embeddings().weight.shape[0])
     if max(ids) >= known:
-        raise ManyheadsError(f"{name}: its tokenizer makes token {max(ids):,}, and the model knows {known:,}")
+        raise ManyheadsError(
+            f"{request.model.name}: its tokenizer makes token {max(ids):,}, and the model knows {known:,}"
+        )
     return ids, goes_on, frame(loaded.tokenizer, bos=request.bos)
 
 
@@ -184,14 +178,14 @@ def _row(found: HeadStatistics, head: Head) -> int:
             return row
         if module.pruned is not None and head.head in module.pruned.removed:
             left = ", ".join(map(str, _numbers(found, row))) or "none"
-            raise ManyheadsError(f"--head {format_head(head)} was removed before; its layer still has {left}")
+            raise ManyheadsError(f'head="{format_head(head)}" was removed before; its layer still has {left}')
     said = []
     for stage in found.stacks:
         rows = [row for row, module in enumerate(found.modules) if module.stack == stage]
         layers = [found.modules[row].layer for row in rows]
         most = max((number for row in rows for number in _numbers(found, row)), default=0)
         said.append(f"{stage}{' ' * bool(stage)}layers {min(layers)} to {max(layers)} with heads 0 to {most}")
-    raise ManyheadsError(f"--head {format_head(head)}: there is no such head; the model has {'; '.join(said)}")
+    raise ManyheadsError(f'head="{format_head(head)}": there is no such head; the model has {"; ".join(said)}')
 
 
 def _numbers(found: HeadStatistics, row: int) -> list[int]:

@@ -75,7 +75,9 @@ def _all_heads(told: Mapping[str, Any]) -> Table:
         name, size = _MEASURES[own["method"]], f"{most:.2e} {own['unit']}"
         notes.insert(1, f"{name}: {MEANS[own['method']]}, in % of the largest, {size}")
     notes += _unread(told["text"])
-    notes.append("entropy, mean distance, spread, delimiters and rare tokens are in --csv, --json and --head")
+    notes.append(
+        "entropy, mean distance, spread, delimiters and rare tokens are in the CSV and the JSON, and with head= in the text"
+    )
     return Table("Where does each head look?", tuple(columns), tuple(rows), tuple(notes))
 
 
@@ -155,7 +157,7 @@ def _distances(told: Mapping[str, Any]) -> Table:
         Column("distance"), Column("attention, %", "right"), Column("by chance, %", "right"),
         Column("strongest key, %", "right"),
     )  # fmt: skip
-    note = "distance: query minus key, 1 is the token before; all of them are in --json"
+    note = "distance: query minus key, 1 is the token before; all of them are in the JSON"
     return Table("At which distances?", columns, tuple(rows), (note,))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.attention_modules import AttentionModule, ModuleIndex
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import widened
 from manyheads.ops.softmax import block
@@ -188,7 +188,7 @@ def head_maps(model: Any, inputs: Mapping[str, Tensor], *, shape: MapShape | Non
 
     body = getattr(model, "base_model", model)  # without a language head: logits of long texts are gigabytes
     # Not inference_mode: what a model keeps of a long text (frequencies of its positions) would stay unfit for training.
-    with torch.no_grad(), opened(model, observers=[look], mode="eval") as door:
+    with torch.no_grad(), open_door(model, observers=[look], mode="eval") as door:
         modules = ModuleIndex(door.attentions)
         body(**inputs)
     return HeadMaps(tuple(found.values()))

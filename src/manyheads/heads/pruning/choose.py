@@ -86,7 +86,7 @@ def budget_heads(text: str, total: int, *, least: int = 1, most: int = 0, what: 
     found = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,6}))?\s*(%?)", text.strip())
     if found is None or (found[2] and not found[3]):
         raise ManyheadsError(
-            f"--budget {shown(text)} is not a number of heads; valid: 12, or a share of them such as 20%"
+            f"budget={shown(text)} is not a number of heads; valid: 12, or a share of them such as 20%"
         )
     if not found[3]:
         heads = int(found[1])
@@ -96,7 +96,7 @@ def budget_heads(text: str, total: int, *, least: int = 1, most: int = 0, what: 
     if not least <= heads <= (most or total - 1):
         more = f"{'' if what == 'heads' else f' in {what}'}: one of each layer stays" if most else ""
         raise ManyheadsError(
-            f"--budget {shown(text)} is {heads} of {total} heads; expected from {least} to {most or total - 1}{more}"
+            f"budget={shown(text)} is {heads} of {total} heads; expected from {least} to {most or total - 1}{more}"
         )
     return heads
 
@@ -166,11 +166,11 @@ def _scores(
     """The importance of every working head by its original number, with the heads of `gone` masked; its share of that of
     its whole group where this was measured."""
     from manyheads.heads.effects import METHODS, ablate_heads, head_importance
-    from manyheads.models.door.door import opened
+    from manyheads.models.door.door import open_door
 
     gates = [mask(model, gone)] if gone else []
     counted = Pace(say).counted("passes")
-    with opened(model, gates=gates):
+    with open_door(model, gates=gates):
         if whole_groups and method in METHODS:
             found = ablate_heads(model, batches, how=method, metric=metric, unit="group", say=counted)
         else:

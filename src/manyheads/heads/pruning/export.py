@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from manyheads.checkpoints.locate import Located, locate
+from manyheads.checkpoints.locate import Located
 from manyheads.checkpoints.pruned import Pruning, read_pruning
-from manyheads.checkpoints.reading import open_model
+from manyheads.checkpoints.reading import Checkpoint, Named, open_model
 from manyheads.cost.dtypes import dtype as format_of
 from manyheads.cost.model import cache_bytes
 from manyheads.cost.parameters import stored_parameters
@@ -38,9 +38,9 @@ from manyheads.heads.pruning.provenance import CARD_NAME, REPORT_NAME, Source, s
 from manyheads.heads.pruning.random_inputs import logits_of
 from manyheads.heads.pruning.remove import PrunedWeights, by_stack, mask
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 from manyheads.models.load.companion_files import read_beside
-from manyheads.models.load.model import Loaded, load_model
+from manyheads.models.load.model import Loaded, load
 from manyheads.models.store.read import Store, open_store
 from manyheads.models.store.write import Written, write_store
 from manyheads.quoting import shown_path
@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 
 def export_pruned(
-    source: str | os.PathLike[str],
+    source: Named | Checkpoint,
     heads: Heads,
     folder: str | os.PathLike[str],
     *,
@@ -82,14 +82,15 @@ def export_pruned(
     Raises ManyheadsError and its kinds, one line, for heads that are not there, for a pruning that removes nothing, a form
     that cannot be, and logits that differ. Nothing is left behind then.
     """
-    text = os.fspath(source)
-    target = check_folder(folder, model=locate(text))
-    loaded = loaded or _load(text, say)
+    with about_removing():
+        checkpoint = open_model(source)
+    located = checkpoint.located
+    target = check_folder(folder, model=located)
+    loaded = loaded or load(checkpoint, say=say)
     find_attentions(loaded.model)  # refuses, naming it, a model whose heads nobody could mask
-    located = locate(text)
     with part_folder(os.path.join(tempfile.gettempdir(), "model")) as scratch:
-        place = _folder_of(text, loaded, scratch, say)
-        with open_store(place) as store:
+        place = _folder_of(located, loaded, scratch, say)
+        with open_store(checkpoint if place == located.folder else place) as store:
             settings, name = dict(store.checkpoint.config or {}), _name_of(located)
             plan, chosen = _chosen(store, settings, heads, form, name)
             say(f"reading {name} once for its hash, and writing the {chosen.name} form: {chosen.why}")
@@ -112,12 +113,7 @@ def load_pruned(
         raise CheckpointError(
             f"{shown_path(text)}: its config.json has no record of removed heads; transformers loads it as it is"
         )
-    return load_model(locate(text), checkpoint.stack, dtype=dtype, device=device, say=say)
-
-
-def _load(text: str, say: Say) -> Loaded:
-    with about_removing():
-        return load_model(locate(text), open_model(text).stack, say=say)
+    return load(checkpoint, dtype=dtype, device=device, say=say)
 
 
 def _name_of(model: Located) -> str:
@@ -128,9 +124,8 @@ def _name_of(model: Located) -> str:
     return shown_path(path.stem if model.kind == "gguf" else path.name)
 
 
-def _folder_of(text: str, loaded: Loaded, scratch: str, say: Say) -> str:
+def _folder_of(located: Located, loaded: Loaded, scratch: str, say: Say) -> str:
     """Where weights and configuration lie that can be written on: of a GGUF file, its dequantised copy."""
-    located = locate(text)
     if own := folder_of(located):
         return own
     if located.kind == "hub":
@@ -214,7 +209,7 @@ def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int
     """With the difference from the masked model; ConversionError where it is more than rounding."""
     if loaded.model.dtype != torch.float32:
         raise ConversionError(f"the model is loaded in {loaded.model.dtype}, and logits are compared from float32 on")
-    written = load_model(locate(str(part)), open_model(part).stack, device=str(loaded.model.device)).model
+    written = load(part, device=str(loaded.model.device)).model
     difference, size = seen, _ = _apart(loaded.model, written, plan, seed)
     checked = "float32"
     if not difference <= TOLERANCE * max(1.0, size) and loaded.model.device.type != "mps":  # which has no float64
@@ -237,7 +232,7 @@ def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int
 
 def _apart(model: Any, written: Any, plan: Plan, seed: int) -> tuple[float, float]:
     """The largest difference of the written model's logits from the masked model's, and the largest of these."""
-    with opened(model, gates=[mask(model, plan.new)], mode="eval"):
+    with open_door(model, gates=[mask(model, plan.new)], mode="eval"):
         wanted = logits_of(model, seed=seed)
     got = logits_of(written, seed=seed)
     if got.shape != wanted.shape:

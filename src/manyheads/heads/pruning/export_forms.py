@@ -70,8 +70,8 @@ def choose_form(plan: Plan, settings: Mapping[str, Any], *, asked: str = AUTO, s
 
 
 def _named(form: str) -> str:
-    """A form as callers and the command line name it."""
-    return f'form="{form}" (--form {form})'
+    """A form as callers name it."""
+    return f'form="{form}"'
 
 
 def _made(name: str, pruning: Pruning, settings: Mapping[str, Any], stated: StackSpec, why: str) -> Form:

@@ -15,7 +15,7 @@ from manyheads.heads.batches import Batch, BatchLike, as_batches
 from manyheads.heads.effects import Metric, measured, metric_of
 from manyheads.heads.pruning.remove import mask
 from manyheads.heads.significance import mean_interval
-from manyheads.models.door.door import opened
+from manyheads.models.door.door import open_door
 
 __all__ = ["LossChange", "measure_loss_change", "weighted_interval"]
 
@@ -71,7 +71,7 @@ def measure_loss_change(
     """The loss of `model` on each of `batches` as it is, and with `heads` (original numbers) masked."""
     given = as_batches(model, batches)
     whole = _losses(model, given, metric)
-    with opened(model, gates=[mask(model, heads)], mode="eval"):
+    with open_door(model, gates=[mask(model, heads)], mode="eval"):
         without = _losses(model, given, metric)
     return LossChange(
         tuple(value for value, _ in whole), tuple(value for value, _ in without), tuple(weight for _, weight in whole)

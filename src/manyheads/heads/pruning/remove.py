@@ -1,7 +1,7 @@
 """Heads removed for real: from weights, biases and cache, of a model in memory or of one that is written.
 
     prune(model, {0: (1, 3), 5: (2,)})         # by the numbers that the heads first had
-    prune(model, {0: (1, 4)})                  # 0:1 went before: only 0:4 does
+    prune(model, {0: (1, 2)})                  # 0:1 went before: only 0:2 does
 
 What is left computes what the whole model does when those heads' outputs are zeros at the input of the output
 projection. Sets compose, and the record in the configuration (`checkpoints.pruned`) keeps the original numbers.

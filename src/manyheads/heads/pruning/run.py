@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.checkpoints.locate import locate
 from manyheads.checkpoints.pruned import FORMS, LayerHeads, read_pruning
-from manyheads.checkpoints.reading import Checkpoint, open_model
+from manyheads.checkpoints.reading import Checkpoint
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import parse_heads_by_stack
 from manyheads.heads.alignment import frame
 from manyheads.heads.batches import longest_text
 from manyheads.heads.effects import DRIFT, Metric, Objective, text_objective
-from manyheads.heads.model_spec import Described, about_removing, describe, stated_stack
+from manyheads.heads.model_spec import Described, describe, stated_stack
 from manyheads.heads.progress import Pace
 from manyheads.heads.pruning import choose as choosing
 from manyheads.heads.pruning.export import bytes_of, export_pruned
@@ -30,7 +29,7 @@ from manyheads.heads.pruning.plan import Plan, head_counts, make_plan, now_held
 from manyheads.heads.pruning.remove import by_stack
 from manyheads.heads.pruning.savings import completing, heads_text, why_nothing
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.load.model import Loaded, check_runnable, load_model
+from manyheads.models.load.model import Loaded, load
 from manyheads.models.load.text import Reading
 from manyheads.models.scoring import first_tokens
 
@@ -57,7 +56,7 @@ class Request:
     named         whether the user named the model, for the command that is suggested
     """
 
-    model: str
+    model: Checkpoint
     reading: Reading
     heads: str = ""
     budget: str = ""
@@ -70,7 +69,6 @@ class Request:
     output: str = ""
     form: str = "auto"
     compare_init: bool = False
-    revision: str | None = None
     device: str = "cpu"
     seed: int = 0
     named: bool = True
@@ -98,30 +96,27 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
     Raises ManyheadsError, one line, for heads that are not there, a pruning that removes nothing, a model that does not
     pass through the door, text of fewer than two tokens, and a form that cannot be; nothing is written then.
     """
-    located = locate(request.model)
-    check_runnable(located)
+    checkpoint = request.model
     named = parse_heads_by_stack(request.heads) if request.heads else {}
-    with about_removing():
-        checkpoint = open_model(request.model, revision=request.revision)
     _check_early(request, checkpoint, named)
     say(f"loading {checkpoint.name} in float32 on {request.device}")
-    loaded = load_model(located, checkpoint.stack, revision=request.revision, device=request.device, say=say)
+    loaded = load(checkpoint, device=request.device, say=say)
     find_attentions(loaded.model)
     known = describe(loaded.model)
     text = _text(request, loaded)
     if text.reason and not named:
         raise ManyheadsError(
-            f"{checkpoint.name}: {text.reason}; importance needs a loss, so name the heads with --heads"
+            f"{checkpoint.name}: {text.reason}; importance needs a loss, so name the heads with heads="
         )
     if text.judge is not None:
         _check_judge(request, text.judge, named=bool(named))
     choice = _choice(request, loaded.model, known, named, text, say)
     plan = make_plan(known.stated, by_stack(choice.heads), before=known.before)
-    told = _told(request, checkpoint, loaded, known, choice, plan) | _room(request, checkpoint, known, plan)
+    told = _told(checkpoint, loaded, known, choice, plan) | _room(request, checkpoint, known, plan)
     told["losses"] = _losses(request, loaded.model, choice, text, say)
     if request.output:
         written = export_pruned(
-            request.model, choice.heads, request.output, form=request.form, loaded=loaded, choice=told, seed=request.seed,
+            checkpoint, choice.heads, request.output, form=request.form, loaded=loaded, choice=told, seed=request.seed,
             say=say,
         )  # fmt: skip
         told["written"] = _written(written)
@@ -133,7 +128,7 @@ def _check_judge(request: Request, judge: Objective, *, named: bool) -> None:
         judge.check(request.method)
     if request.compare_init and judge.name == DRIFT:
         raise ManyheadsError(
-            "--compare-init: the model has no language head, so what is measured is how far its output drifts from its own, "
+            "compare_init=True: the model has no language head, so what is measured is how far its output drifts from its own, "
             "which says nothing of two models; leave the option out"
         )
 
@@ -167,7 +162,7 @@ def _text(request: Request, loaded: Loaded) -> _Text:
         judge = text_objective(model, tokenizer, around=around, seed=request.seed)
     except ManyheadsError as error:
         return _Text(reason=str(error))
-    named = request.reading.name if request.reading.shipped else f"--text {request.reading.name}"
+    named = request.reading.name
     try:
         ids, goes_on = first_tokens(tokenizer, request.reading, request.tokens)
     except ManyheadsError as error:
@@ -225,12 +220,12 @@ def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.
 
 
 def _told(
-    request: Request, checkpoint: Checkpoint, loaded: Loaded, known: Described, choice: choosing.Choice, plan: Plan
+    checkpoint: Checkpoint, loaded: Loaded, known: Described, choice: choosing.Choice, plan: Plan
 ) -> dict[str, Any]:
     staged = len(head_counts(known.stated, known.before)) > 1
     settings = {**loaded.model.config.to_dict(), "architectures": [type(loaded.model).__name__]}
     # A quantised file is written, and priced here, as what it is dequantised to.
-    kind = "fp32" if locate(request.model).kind == "gguf" else checkpoint.weight_dtype or "fp32"
+    kind = "fp32" if checkpoint.located.kind == "gguf" else checkpoint.weight_dtype or "fp32"
     compact = {(stage, layer): heads for stage, layer, heads in plan.compact.layers}
     layers = [
         {"stage": stage, "layer": layer, "removed": sorted(plan.gone[stage, layer]),
@@ -240,7 +235,7 @@ def _told(
         for (stage, layer), held in plan.held.items()
     ]  # fmt: skip
     return {
-        "schema": SCHEMA, "model": checkpoint.name, "source": request.model, "chosen": choice.how, "rounds": choice.rounds,
+        "schema": SCHEMA, "model": checkpoint.name, "source": checkpoint.located.asked, "chosen": choice.how, "rounds": choice.rounds,
         "heads_before": sum(len(held.kept) for held in plan.held.values()), "heads_removed": len(plan.new),
         "removed": list(map(str, plan.new)), "gone_before": list(map(str, plan.again)),
         "gone_earlier": sum(held.heads - len(held.kept) for held in plan.held.values()),
@@ -254,8 +249,8 @@ def _told(
 def _room(request: Request, checkpoint: Checkpoint, known: Described, plan: Plan) -> dict[str, Any]:
     """What is saved against what there is, why nothing is, and how the command is typed again."""
     more = completing(plan)
-    words = [request.model] if request.named else []
-    words += ["--revision", request.revision] if request.revision else []
+    words = [checkpoint.located.asked] if request.named else []
+    words += ["--revision", checkpoint.revision] if checkpoint.revision else []
     words += [] if request.device == "cpu" else ["--device", request.device]
     return {
         "stored_bytes": checkpoint.stored_bytes, "stored_dtype": checkpoint.weight_dtype or None,

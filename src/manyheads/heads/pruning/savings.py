@@ -55,7 +55,7 @@ def why_nothing(plan: Plan, stated: StackSpec) -> str:
     told = f"{heads_text(least)} too"
     if group and group != least:
         told += (
-            f", or {heads_text(group)} too for a whole group with its keys and values (--whole-groups takes no less)"
+            f", or {heads_text(group)} too for a whole group with its keys and values (whole_groups=True takes no less)"
         )
     return (
         "nothing is smaller: zeros stand where these heads were until all queries of a key/value head go, or one of each; "

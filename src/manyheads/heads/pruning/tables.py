@@ -51,7 +51,7 @@ def _layers(told: Mapping[str, Any]) -> Table:
         )
     notes: tuple[str, ...] = ()
     if len(rows) > _MOST_ROWS:
-        notes = (f"{len(rows) - _MOST_ROWS} more layers lose heads; --json has them all",)
+        notes = (f"{len(rows) - _MOST_ROWS} more layers lose heads; the JSON has them all",)
         rows = rows[:_MOST_ROWS]
     columns = (Column("layer"), Column("go"), Column("stay"), Column("key/value heads", "right"))
     return Table("Which heads go?", columns, tuple(rows), notes)
@@ -120,7 +120,7 @@ def _losses(losses: Mapping[str, Any]) -> Table:
         spread if windows > 1 else "one window of text, so there is no interval; more tokens make more windows",
     ]
     if losses["goes_on"]:
-        notes.append("the text goes on behind what was read of it: --tokens reads more")
+        notes.append("the text goes on behind what was read of it: tokens= reads more")
     if init is not None:
         notes.append(
             "at initialisation nothing was trained afterwards: this says what pruning does there, not what training would"
@@ -152,7 +152,7 @@ def _notes(told: Mapping[str, Any]) -> list[str]:
         notes.append(f"no loss was measured: {told['losses']['reason']}")
     written = told["written"]
     if written is None:
-        notes.append("nothing was written; --output FOLDER writes the smaller model")
+        notes.append('nothing was written; output="FOLDER" writes the smaller model')
         return notes
     agree = (
         "as predicted"
@@ -184,7 +184,7 @@ def _missed(told: Mapping[str, Any], form: str) -> list[str]:
         return []
     saved = told["bytes_before"]["weights"] - compact["weights"]
     cache = told["bytes_before"]["cache_a_token"] - compact["cache_a_token"]
-    return [f"this form saves nothing; --form compact saves {saved:,} bytes of weights and {cache:,} of cache a token"]
+    return [f'this form saves nothing; form="compact" saves {saved:,} bytes of weights and {cache:,} of cache a token']
 
 
 def _next(told: Mapping[str, Any]) -> str:

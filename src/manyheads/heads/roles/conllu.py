@@ -42,7 +42,7 @@ def read_conllu(path: str) -> tuple[Sentence, ...]:
     try:
         data = read_small(path, wanted="a CoNLL-U file", most=_MOST_BYTES)
     except CheckpointError as error:
-        raise ManyheadsError(f"--conllu {error}") from None
+        raise ManyheadsError(str(error)) from None
     name = shown_name(os.path.basename(path))
     try:
         text = data.decode("utf-8-sig")

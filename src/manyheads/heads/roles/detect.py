@@ -224,7 +224,7 @@ def _syntactic(
 ) -> tuple[LeftOut, ...]:  # fmt: skip
     """The roles that sentences with gold heads show; what of these was left out."""
     if sentences is None:
-        not_tested.append(("syntax", "needs sentences with gold heads: --conllu"))
+        not_tested.append(("syntax", "needs sentences with gold heads: conllu="))
         return ()
     say(f"roles: syntax, on {len(sentences)} sentences")
     hits = collect(model, tokenizer, sentences, around=around)

@@ -25,7 +25,7 @@ from manyheads.heads.batches import BatchLike, Tokens, are_separate, each_batch,
 from manyheads.heads.statistics.scan_backend import select_scan
 from manyheads.heads.statistics.streaming import Sums, stream
 from manyheads.models.door.attentions import find_attentions
-from manyheads.models.door.door import Call, opened
+from manyheads.models.door.door import Call, open_door
 from manyheads.ops.precision import in_full
 from manyheads.ops.predicates import PerHead, Visible
 from manyheads.ops.score_rows import SequenceView, lane_padded
@@ -160,7 +160,7 @@ def head_statistics(
         )
     recorder = Recorder(model, key_sets=key_sets, max_offset=max_offset, implementation=implementation)
     done = 0
-    with opened(model, observers=[recorder], mode="eval"), torch.no_grad():
+    with open_door(model, observers=[recorder], mode="eval"), torch.no_grad():
         for batch in each_batch(batches):
             given = prepare(model, batch, all_logits=False)
             recorder.read(given)
@@ -176,7 +176,7 @@ class Recorder:
     """An observer of the door that gathers the statistics of whatever runs while it is there.
 
         recorder = Recorder(model)
-        with opened(model, observers=[recorder]):
+        with open_door(model, observers=[recorder]):
             recorder.read(batch)      # before each forward: the ids and masks that go into it
             model(**batch)
         recorder.result()

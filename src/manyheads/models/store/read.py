@@ -9,7 +9,6 @@ them, both ways, bit for bit. Headers are read first, tensors when they are aske
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from torch import Tensor
 from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.layout import expected_tensors
-from manyheads.checkpoints.reading import Checkpoint, open_model
+from manyheads.checkpoints.reading import Checkpoint, Named, located, open_model
 from manyheads.checkpoints.tensors import TensorInfo
 from manyheads.checkpoints.verify import check_header
 from manyheads.errors import CheckpointError
@@ -205,7 +204,7 @@ class Store(Mapping[str, Tensor], AbstractContextManager["Store"]):
         return part.clone() if part.untyped_storage().nbytes() != part.nbytes else part
 
 
-def open_store(path: str | os.PathLike[str], *, assume: str = "") -> Store:
+def open_store(model: Named | Checkpoint, *, assume: str = "") -> Store:
     """The weights of a folder with config.json and .safetensors, of a .safetensors file beside its config, or of a .gguf.
 
     GGUF is dequantised to float32 and brought into the family's own order and values; other files keep their types.
@@ -213,15 +212,13 @@ def open_store(path: str | os.PathLike[str], *, assume: str = "") -> Store:
     Raises CheckpointError, one line: for what `checkpoints.open_model` refuses, for files without weights, pickles,
     weights packed by a quantisation, and a tied head that is stored with other values than the embeddings.
     """
-    from manyheads.checkpoints.locate import locate
-
-    found = locate(os.fspath(path))
+    found = model.located if isinstance(model, Checkpoint) else located(model)
     if found.kind not in ("folder", "safetensors", "gguf"):
         raise CheckpointError(
             f"{shown_path(found.text)}: a {found.kind}, which holds no weights; valid: a folder with config.json and "
             ".safetensors, a .safetensors file beside its config.json, or a .gguf file"
         )
-    checkpoint = open_model(found.text, assume=assume)
+    checkpoint = model if isinstance(model, Checkpoint) else open_model(found, assume=assume)
     family = named(checkpoint.family)
     if found.kind == "gguf":
         from manyheads.checkpoints.gguf_header import read_gguf
@@ -243,13 +240,4 @@ def open_store(path: str | os.PathLike[str], *, assume: str = "") -> Store:
                else "no .safetensors beside its config.json (pickles are not opened); valid: ")
             + "weights in floating point as .safetensors, or a .gguf file"
         )  # fmt: skip
-    return Store(checkpoint, family, SafetensorsFiles(found.text, _paths(found.text, found.kind)))
-
-
-def _paths(text: str, kind: str) -> tuple[str, ...]:
-    from manyheads.checkpoints.safetensors_header import read_sharded
-
-    if kind == "safetensors":
-        return (text,)
-    header = read_sharded(text)
-    return tuple(os.path.join(text, name) for name in header.files)
+    return Store(checkpoint, family, SafetensorsFiles(found.text, checkpoint.files))
