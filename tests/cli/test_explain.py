@@ -59,7 +59,7 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["layers"][0]["cache"] == "WindowLayer, the last 127 tokens in bf16"
     _, answer = told(capsys, "deepseek-v3", "--kv-dtype", "int8")
     assert answer["layers"][0]["decode"]["reason"] == (
-        "absorbed: 128 heads share rows of 512 + 64; int8 latents are widened at each step"
+        "absorbed: 128 heads share rows of 512 + 64; int8 latents are dequantized at each step"
     )
     assert answer["layers"][0]["layers"] == 61
 

@@ -22,7 +22,7 @@ from manyheads.models.caches.hybrid import HybridLayer
 from manyheads.models.caches.layers import FullLayer, WindowLayer
 from manyheads.models.door import absorbed_mla
 from manyheads.models.door.door import open_door
-from manyheads.ops import deferred as handed
+from manyheads.ops import deferred
 from manyheads.ops.answer import Yes
 from support import rounding
 from support.tiny_transformers import CASES, build, inputs, logits
@@ -260,12 +260,12 @@ class TestLatents:
         other.set_attn_implementation("eager")
         assert torch.equal(found, write(other, {"input_ids": ids}))
 
-    def test_int8_latents_are_widened_and_it_says_so(self) -> None:
+    def test_int8_latents_are_dequantized_and_it_says_so(self) -> None:
         model, batch = build("deepseek_v3"), prompts("deepseek_v3")
         manyheads.enable()
         model.set_attn_implementation("manyheads")
-        handed._said.clear()
-        with pytest.warns(UserWarning, match="an int8 cache of latents is widened at every step"):
+        deferred._warned.clear()
+        with pytest.warns(UserWarning, match="an int8 cache of latents is dequantized at every step"):
             write(model, batch, cache=manyheads.cache(model, dtype="int8"))
 
     def test_gradients_go_through_the_models_own_way(self) -> None:
@@ -304,7 +304,7 @@ class TestLatents:
             layer.self_attn.kv_b_proj = torch.nn.Sequential(layer.self_attn.kv_b_proj)
         manyheads.enable()
         model.config._attn_implementation_internal = "manyheads"
-        handed._said.clear()
+        deferred._warned.clear()
         with pytest.warns(UserWarning, match="kv_b_proj is a Sequential"):
             assert torch.equal(write(model, batch), expected)
 

@@ -1,6 +1,6 @@
 """The decode kernels as a backend: what they take of a call of attention, and how they compute it.
 
-They read keys and values as a cache keeps them (`ops.deferred.Packed`), and the latents of MLA without making heads of them
+They read keys and values as a cache keeps them (`ops.deferred.StoredTensor`), and the latents of MLA without making heads of them
 (`ops.latent.Latents`): for one to sixteen new queries a sequence, without gradients.
 """
 
@@ -16,7 +16,7 @@ from manyheads.kernels.keys import MOST_QUERIES, seen_keys
 from manyheads.ops.answer import Answer, No
 from manyheads.ops.bias import Additive, Alibi
 from manyheads.ops.call import AttentionCall
-from manyheads.ops.deferred import Packed
+from manyheads.ops.deferred import StoredTensor
 from manyheads.ops.dtypes import torch_dtype
 from manyheads.ops.hadamard import hadamard_rotate
 from manyheads.ops.latent import Latents, latents_of
@@ -74,7 +74,7 @@ def _decoded(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bias = bias.tile(call.all_pairs(), torch.float32)
     if seen.hidden is not None:
         bias = seen.hidden if bias is None else bias + seen.hidden
-    if isinstance(k, Packed) and k.is_rotated:
+    if isinstance(k, StoredTensor) and k.is_rotated:
         q = hadamard_rotate(q)
     from manyheads.kernels.attend import decode
 
@@ -111,8 +111,8 @@ def _times(x: Tensor, w: Tensor, *, transposed: bool) -> Tensor:
 
 def _stored(x: Tensor) -> Tensor:
     """The numbers as they lie in memory."""
-    return x.numbers if isinstance(x, Packed) else x
+    return x.numbers if isinstance(x, StoredTensor) else x
 
 
 def _scales(x: Tensor) -> Tensor | None:
-    return x.scales if isinstance(x, Packed) else None
+    return x.scales if isinstance(x, StoredTensor) else None

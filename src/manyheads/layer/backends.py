@@ -20,7 +20,7 @@ from manyheads.layer.last_query import attend_last
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.call import AttentionCall, Backend
-from manyheads.ops.deferred import Handed
+from manyheads.ops.deferred import DeferredTensor
 from manyheads.ops.latent import latents_of
 from manyheads.quoting import shown
 from manyheads.spec import Latent
@@ -106,7 +106,7 @@ def is_profitable(call: AttentionCall) -> Answer:
     if latents is not None and latents.is_absorbed_by_torch_too:
         q, k, v = latents.absorbed_shapes(q)
     # else the alternative is to make keys and values first, at every step
-    answer = Yes() if isinstance(k, Handed) else _is_long_enough(q, k, v)
+    answer = Yes() if isinstance(k, DeferredTensor) else _is_long_enough(q, k, v)
     return kernel.supports(call) if answer else answer
 
 

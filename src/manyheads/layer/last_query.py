@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.ops.bias import Additive, Alibi
 from manyheads.ops.call import AttentionCall
-from manyheads.ops.deferred import Packed
+from manyheads.ops.deferred import StoredTensor
 from manyheads.ops.predicates import Causal, Dense, Everything, Visible, Window
 
 __all__ = ["attend_last"]
@@ -40,8 +40,8 @@ def _operator(
 ) -> Tensor:
     from manyheads.layer.backends import attend
 
-    keys = k if k.dtype == q.dtype else Packed(k, k_scale, q.dtype, is_rotated=is_rotated)
-    values = v if v.dtype == q.dtype else Packed(v, v_scale, q.dtype)
+    keys = k if k.dtype == q.dtype else StoredTensor(k, k_scale, q.dtype, is_rotated=is_rotated)
+    values = v if v.dtype == q.dtype else StoredTensor(v, v_scale, q.dtype)
     visible: Visible = Causal() if causal else Everything()
     if window is not None:
         visible = Window(window)
@@ -71,7 +71,7 @@ def attend_last(call: AttentionCall) -> Tensor:
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     if isinstance(bias, Additive):
         bias = None if slopes is not None else bias.tile(call.all_pairs(), torch.float32)
-    packed = isinstance(k, Packed), isinstance(v, Packed)
+    packed = isinstance(k, StoredTensor), isinstance(v, StoredTensor)
     return _operator(
         call.q, k.numbers if packed[0] else k, v.numbers if packed[1] else v, call.scale, mask,
         isinstance(visible, Causal), window, bias, slopes, call.softcap, call.sinks, offset, start,

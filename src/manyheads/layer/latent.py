@@ -11,7 +11,7 @@ from manyheads.layer.caches.base import Kept
 from manyheads.layer.core import Core
 from manyheads.layer.heads import Turn, projected
 from manyheads.ops import latent as forms
-from manyheads.ops.deferred import widened
+from manyheads.ops.deferred import materialized
 from manyheads.ops.norm import normalise
 from manyheads.ops.precision import as_autocast
 from manyheads.spec import Latent
@@ -48,7 +48,7 @@ def attend(layer: nn.Module, x: Tensor, kept: Kept, core: Core, *, turned: Turn 
     """Heads (b, h, t, v): absorbed where the kernel is the quickest, which reads the latents as they are kept; else expanded
     or absorbed by torch, whichever takes fewer MACs."""
     nope, rotary = queries(layer, x, turned)
-    latent, key = widened(kept.keys), widened(kept.values)
+    latent, key = materialized(kept.keys), materialized(kept.values)
     if form != "expanded" and not _in_graph_or_learning(layer, nope, latent, key):
         heads = forms.Latents(latent, key, layer.k_up, layer.v_up).deferred()
         out = core.by_kernel(*as_autocast(torch.cat((nope, rotary), -1), *heads))

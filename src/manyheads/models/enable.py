@@ -68,7 +68,7 @@ def cache(model: Any, *, dtype: str = "model") -> Any:
             a token and head (an error of at most 1/254 of each head's largest element, of keys once Hadamard-rotated)
 
     Layers grow in place, windows keep W - 1 tokens, linear states stay transformers' own. A format that is not the model's
-    is read as it is by the kernels, and widened for everything else. In a graph of torch.compile layers grow as transformers'
+    is read as it is by the kernels, and dequantized for everything else. In a graph of torch.compile layers grow as transformers'
     own do, by a copy.
 
     Raises BackendError for models that bring a cache of their own, SpecError for another dtype.
@@ -84,8 +84,10 @@ def _patch(module: Any) -> None:
     if not hasattr(module, "kv_lora_rank") or "expand_kv" in module.__dict__:
         return
     from manyheads.models.door.absorbed_mla import patch_module
-    from manyheads.ops.deferred import say_once
+    from manyheads.ops.deferred import warn_once
 
     reason = patch_module(module)
     if reason:
-        say_once(f"manyheads: {type(module).__name__}: {reason}: each step expands the whole cache, as in transformers")
+        warn_once(
+            f"manyheads: {type(module).__name__}: {reason}: each step expands the whole cache, as in transformers"
+        )

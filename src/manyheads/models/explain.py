@@ -24,7 +24,7 @@ from manyheads.models.door.absorbed_mla import patchable
 from manyheads.models.door.attentions import find_attentions
 from manyheads.ops.bias import Alibi, alibi_slopes
 from manyheads.ops.call import AttentionCall
-from manyheads.ops.deferred import Packed
+from manyheads.ops.deferred import StoredTensor
 from manyheads.ops.dtypes import torch_dtype
 from manyheads.ops.latent import Latents
 from manyheads.ops.masks import causal, everything
@@ -205,7 +205,7 @@ def _kept(shape: tuple[int, int, int, int], asked: Asked) -> Tensor:
     if inside == outside:
         return _empty(shape, outside)
     scales = torch.empty(1).expand(shape[:3]) if inside == torch.int8 else None
-    return Packed(_empty(shape, inside), scales, outside)
+    return StoredTensor(_empty(shape, inside), scales, outside)
 
 
 def _latent_decode(spec: AttentionSpec, kv: LatentSpec, keys: int, asked: Asked) -> Selected:
@@ -216,11 +216,11 @@ def _latent_decode(spec: AttentionSpec, kv: LatentSpec, keys: int, asked: Asked)
         spec.num_heads, kv.nope_dim + kv.v_head_dim, kv.rank, dtype=torch_dtype(asked.dtype), device="meta"
     )
     latents = Latents(rows[..., : kv.rank], rows[..., kv.rank :], up[:, : kv.nope_dim], up[:, kv.nope_dim :])
-    k, v = (each.looking(torch_dtype(asked.dtype)) for each in latents.deferred())
+    k, v = (each.with_dtype(torch_dtype(asked.dtype)) for each in latents.deferred())
     q = _empty((asked.batch, spec.num_heads, 1, kv.nope_dim + kv.rope_dim), torch_dtype(asked.dtype))
     answer = is_profitable(AttentionCall.checked(q, k, v, scale=1.0))
     if answer:
-        dequantized = "; int8 latents are widened at each step" if asked.cache_dtype == "int8" else ""
+        dequantized = "; int8 latents are dequantized at each step" if asked.cache_dtype == "int8" else ""
         return Selected(
             "kernel", f"absorbed: {spec.num_heads} heads share rows of {kv.rank} + {kv.rope_dim}{dequantized}"
         )

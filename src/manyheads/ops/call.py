@@ -19,7 +19,7 @@ from manyheads.errors import SpecError
 from manyheads.ops import arguments
 from manyheads.ops.answer import Answer
 from manyheads.ops.bias import Additive
-from manyheads.ops.deferred import Handed, widened
+from manyheads.ops.deferred import DeferredTensor, materialized
 from manyheads.ops.layout import shapes
 from manyheads.ops.masks import dense
 from manyheads.ops.predicates import Dense, Everything, Grid, Visible, grid
@@ -109,10 +109,10 @@ class AttentionCall:
 
     def materialized(self) -> AttentionCall:
         """The same call with keys and values that are there, where a cache handed over what they would be made of."""
-        if not isinstance(self.k, Handed) and not isinstance(self.v, Handed):
+        if not isinstance(self.k, DeferredTensor) and not isinstance(self.v, DeferredTensor):
             return self
         return AttentionCall(
-            self.q, widened(self.k), widened(self.v), self.scale, self.visible, self.bias, self.softcap, self.sinks,
+            self.q, materialized(self.k), materialized(self.v), self.scale, self.visible, self.bias, self.softcap, self.sinks,
             self.dropout, self.offset,
         )  # fmt: skip
 

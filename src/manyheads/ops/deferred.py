@@ -1,6 +1,6 @@
 """Tensors that stand for something else: what a cache or absorbed latent attention hands to the attention function.
 
-transformers gives the attention function no cache, only the keys and values that the cache returned. A `Handed` has their
+transformers gives the attention function no cache, only the keys and values that the cache returned. A `DeferredTensor` has their
 shape and dtype and holds what they would be made of, which the kernel reads as it is. Whatever else is done with it is done
 to the tensor itself, made on the spot: right for any model, but slow, and said so once.
 """
@@ -17,22 +17,22 @@ from torch.utils._pytree import tree_map
 
 from manyheads.ops.hadamard import hadamard_rotate
 
-__all__ = ["Handed", "Packed", "say_once", "widened"]
+__all__ = ["DeferredTensor", "StoredTensor", "materialized", "warn_once"]
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-class Handed(torch.Tensor):
+class DeferredTensor(torch.Tensor):
     """A tensor that is made when something other than ours asks for its elements."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     what = "a tensor"
 
-    def widened(self) -> Tensor:
+    def materialized(self) -> Tensor:
         """The tensor itself."""
         raise NotImplementedError
 
-    def looking(self, dtype: torch.dtype) -> Handed:
+    def with_dtype(self, dtype: torch.dtype) -> DeferredTensor:
         """The same, to look like a tensor of another dtype."""
         raise NotImplementedError
 
@@ -41,11 +41,11 @@ class Handed(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _say(cls.what, func)
-        return func(*tree_map(widened, args), **tree_map(widened, kwargs or {}))
+        _warn(cls.what, func)
+        return func(*tree_map(materialized, args), **tree_map(materialized, kwargs or {}))
 
 
-class Packed(Handed):
+class StoredTensor(DeferredTensor):
     """Keys or values (b, k, s, d) that are kept in another format: `numbers`, and for int8 `scales` (b, k, s).
 
     `is_rotated`: keys that were Hadamard-rotated before they were rounded (`ops.hadamard`); they meet rotated queries.
@@ -59,7 +59,7 @@ class Packed(Handed):
     @staticmethod
     def __new__(
         cls: type, numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_rotated: bool = False
-    ) -> Packed:
+    ) -> StoredTensor:
         """`dtype`: what it is to look like."""
         made: Any = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=dtype, device=numbers.device)
         made.numbers, made.scales, made.is_rotated = numbers, scales, is_rotated
@@ -70,24 +70,24 @@ class Packed(Handed):
         return ["numbers"] + ["scales"] * (self.scales is not None), (self.dtype, self.is_rotated)
 
     @staticmethod
-    def __tensor_unflatten__(parts: dict[str, Tensor], told: Any, size: Any, stride: Any) -> Packed:
+    def __tensor_unflatten__(parts: dict[str, Tensor], told: Any, size: Any, stride: Any) -> StoredTensor:
         """The opposite of `__tensor_flatten__`."""
-        return Packed(parts["numbers"], parts.get("scales"), told[0], is_rotated=told[1])
+        return StoredTensor(parts["numbers"], parts.get("scales"), told[0], is_rotated=told[1])
 
-    def widened(self) -> Tensor:
+    def materialized(self) -> Tensor:
         """numbers · scales, rotated back, in the dtype that it looks like."""
         return _unpacked(self.numbers, self.scales, self.dtype, is_rotated=self.is_rotated)
 
-    def looking(self, dtype: torch.dtype) -> Packed:
+    def with_dtype(self, dtype: torch.dtype) -> StoredTensor:
         """The same numbers, of another dtype."""
-        return Packed(self.numbers, self.scales, dtype, is_rotated=self.is_rotated)
+        return StoredTensor(self.numbers, self.scales, dtype, is_rotated=self.is_rotated)
 
 
-def widened(x: Any) -> Any:
-    """The tensor that `x` stands for; anything but a `Handed` as it is."""
-    if isinstance(x, Packed):  # not by its method, which torch.compile would take for an operation of tensors
+def materialized(x: Any) -> Any:
+    """The tensor that `x` stands for; anything but a `DeferredTensor` as it is."""
+    if isinstance(x, StoredTensor):  # not by its method, which torch.compile would take for an operation of tensors
         return _unpacked(x.numbers, x.scales, x.dtype, is_rotated=x.is_rotated)
-    return x.widened() if isinstance(x, Handed) else x
+    return x.materialized() if isinstance(x, DeferredTensor) else x
 
 
 def _unpacked(numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_rotated: bool) -> Tensor:
@@ -98,16 +98,16 @@ def _unpacked(numbers: Tensor, scales: Tensor | None, dtype: torch.dtype, *, is_
     return (hadamard_rotate(wide) if is_rotated else wide).to(dtype)
 
 
-def say_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """A warning, once in the life of the process."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(text, stacklevel=3)
 
 
-def _say(what: str, func: Callable[..., Any]) -> None:
+def _warn(what: str, func: Callable[..., Any]) -> None:
     """Once for each kind of tensor and operation."""
-    say_once(
-        f"manyheads: {what} was met by {func}, which is no attention of ours: it is given values widened on the spot, "
+    warn_once(
+        f"manyheads: {what} was met by {func}, which is no attention of ours: it is given values dequantized on the spot, "
         'as right as ever and slower; attn_implementation="manyheads" lets the kernel read them as they are'
     )

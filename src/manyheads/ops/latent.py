@@ -18,7 +18,7 @@ from torch import Tensor
 
 from manyheads.errors import SpecError
 from manyheads.ops import softmax
-from manyheads.ops.deferred import Handed, Packed, say_once, widened
+from manyheads.ops.deferred import DeferredTensor, StoredTensor, materialized, warn_once
 from manyheads.ops.masks import Visible
 from manyheads.ops.precision import as_autocast
 
@@ -131,7 +131,7 @@ class Latents:
         """Keys (b, h, s, d + r) and values (b, h, s, v) of all heads."""
         if self._make is not None:
             return self._make()
-        return expand(widened(self.latent)[:, 0], widened(self.rotary)[:, 0], self.k_up, self.v_up)
+        return expand(materialized(self.latent)[:, 0], materialized(self.rotary)[:, 0], self.k_up, self.v_up)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -153,7 +153,7 @@ class Latents:
         return ExpandedHeads(self, 0, keys, self.latent.dtype), ExpandedHeads(self, 1, values, self.latent.dtype)
 
 
-class ExpandedHeads(Handed):
+class ExpandedHeads(DeferredTensor):
     """Keys or values of all heads, (b, h, s, d), that would be made of latents."""
 
     what = "an MLA cache whose heads have not been made"
@@ -169,11 +169,11 @@ class ExpandedHeads(Handed):
         made.latents, made.part = latents, part
         return made
 
-    def widened(self) -> Tensor:
+    def materialized(self) -> Tensor:
         """As `Latents.heads` makes them."""
         return self.latents.heads[self.part].to(self.dtype)
 
-    def looking(self, dtype: torch.dtype) -> ExpandedHeads:
+    def with_dtype(self, dtype: torch.dtype) -> ExpandedHeads:
         """The same heads, of another dtype."""
         return ExpandedHeads(self.latents, self.part, self.shape[3], dtype)
 
@@ -186,9 +186,9 @@ def latents_of(k: Tensor, v: Tensor) -> Latents | None:
 
 def _as_stored(x: Tensor) -> Tensor:
     """The tensor that a kernel can read: as it is stored, but for int8, whose two scales it could not tell apart."""
-    if isinstance(x, Packed) and x.scales is not None:
-        say_once(
-            "manyheads: an int8 cache of latents is widened at every step: latent and rotary key have a scale each"
+    if isinstance(x, StoredTensor) and x.scales is not None:
+        warn_once(
+            "manyheads: an int8 cache of latents is dequantized at every step: latent and rotary key have a scale each"
         )
-        return x.widened()
-    return x.numbers if isinstance(x, Packed) else x
+        return x.materialized()
+    return x.numbers if isinstance(x, StoredTensor) else x

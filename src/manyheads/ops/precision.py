@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from manyheads.ops.deferred import Handed
+from manyheads.ops.deferred import DeferredTensor
 
 __all__ = ["as_autocast", "in_full", "wide"]
 
@@ -39,4 +39,4 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == torch.float64:
         return x
-    return x.looking(dtype) if isinstance(x, Handed) else x.to(dtype)
+    return x.with_dtype(dtype) if isinstance(x, DeferredTensor) else x.to(dtype)

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from manyheads.errors import BackendError
 from manyheads.models.caches.hybrid import HybridLayer
 from manyheads.models.caches.layers import FullLayer, WindowLayer
-from manyheads.ops.deferred import Packed, widened
+from manyheads.ops.deferred import StoredTensor, materialized
 
 STEPS = st.lists(
     st.one_of(
@@ -269,22 +269,22 @@ def test_a_latent_and_its_rotary_key_lie_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(("stored", "bound"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11), (torch.int8, 1 / 250)])
-def test_other_formats_come_as_they_lie_and_are_widened_on_demand(stored: torch.dtype, bound: float) -> None:
+def test_other_formats_come_as_they_lie_and_are_dequantized_on_demand(stored: torch.dtype, bound: float) -> None:
     layer = FullLayer(stored=stored)
     new = draw(2, 40, 0)
     read = layer.update(*new)
     for x, exact in zip(read, new, strict=True):
-        assert isinstance(x, Packed)
+        assert isinstance(x, StoredTensor)
         assert (x.shape, x.dtype, x.numbers.dtype) == (exact.shape, torch.float32, stored)
-        assert float((widened(x) - exact).abs().max()) <= bound * float(exact.abs().max())
+        assert float((materialized(x) - exact).abs().max()) <= bound * float(exact.abs().max())
 
 
-def test_an_operation_of_the_model_gets_widened_values_and_says_so() -> None:
+def test_an_operation_of_the_model_gets_dequantized_values_and_says_so() -> None:
     layer = FullLayer(stored=torch.int8)
     keys, _ = layer.update(*draw(1, 4, 0))
-    with pytest.warns(UserWarning, match="widened on the spot"):
+    with pytest.warns(UserWarning, match="dequantized on the spot"):
         product = torch.hypot(keys, torch.zeros(()))
-    assert torch.equal(product, widened(keys).abs())
+    assert torch.equal(product, materialized(keys).abs())
 
 
 def test_zero_tokens_of_a_batch_of_zero() -> None:

@@ -121,7 +121,7 @@ def test_in_bfloat16(cache: str, first: int) -> None:
 
 @pytest.mark.parametrize("cache", ["ours", "int8"])
 def test_pieces_of_any_size(cache: str) -> None:
-    """From the first one on in graphs, over the 16 queries that the kernel takes at most; int8 is widened there."""
+    """From the first one on in graphs, over the 16 queries that the kernel takes at most; int8 is dequantized there."""
     answers("llama", cache, (4, 5, 17), 0)
 
 

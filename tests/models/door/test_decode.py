@@ -26,7 +26,7 @@ from manyheads.ops import masks
 from manyheads.ops.answer import Yes
 from manyheads.ops.bias import Alibi, alibi_slopes
 from manyheads.ops.call import AttentionCall
-from manyheads.ops.deferred import Packed
+from manyheads.ops.deferred import StoredTensor
 from support import rounding
 from support.tiny_transformers import build, inputs
 
@@ -127,11 +127,11 @@ def test_a_packed_cache_is_read_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> N
     asked = call(s=90)
     scales = [x.abs().amax(-1) / 127 for x in (asked.k, asked.v)]
     packed = [
-        Packed((x / c[..., None]).round().to(torch.int8), c, torch.float32)
+        StoredTensor((x / c[..., None]).round().to(torch.int8), c, torch.float32)
         for x, c in zip((asked.k, asked.v), scales, strict=True)
     ]
-    wide = replace(asked, k=packed[0].widened(), v=packed[1].widened())
-    monkeypatch.setattr(Packed, "widened", lambda _: pytest.fail("it was widened"))
+    wide = replace(asked, k=packed[0].materialized(), v=packed[1].materialized())
+    monkeypatch.setattr(StoredTensor, "materialized", lambda _: pytest.fail("it was dequantized"))
     found = kernel.run(replace(asked, k=packed[0], v=packed[1]))
     assert exact(wide).holds(found)
     assert select(replace(asked, k=packed[0], v=packed[1])).name == "kernel"

@@ -19,7 +19,7 @@ from manyheads.heads.address import Head
 from manyheads.heads.attention_modules import AttentionModule, ModuleIndex
 from manyheads.models.door.door import Call, open_door
 from manyheads.ops.call import AttentionCall
-from manyheads.ops.deferred import widened
+from manyheads.ops.deferred import materialized
 from manyheads.ops.softmax import block
 
 __all__ = [
@@ -214,7 +214,7 @@ def _check(inputs: Mapping[str, Any]) -> None:
 
 
 def _layer_maps(call: Call, module: AttentionModule, shape: MapShape) -> LayerMaps:
-    q, k = call.q.detach(), widened(call.k).detach()
+    q, k = call.q.detach(), materialized(call.k).detach()
     (_, h, t, _), s = q.shape, k.shape[2]
     if max(t, s) > MOST_TOKENS:
         raise ManyheadsError(f"{max(t, s):,} tokens: maps name keys by 16 bits; valid: at most {MOST_TOKENS:,} tokens")

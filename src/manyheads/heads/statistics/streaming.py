@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyheads.models.door.call import Call
 from manyheads.ops import score_rows as fields
-from manyheads.ops.deferred import widened
+from manyheads.ops.deferred import materialized
 from manyheads.ops.layout import ranked
 from manyheads.ops.precision import wide
 from manyheads.ops.predicates import Causal, Visible, Window, grid
@@ -91,7 +91,7 @@ def stream(call: Call, views: list[SequenceView], sums: Sums, *, scan_tile: Scan
 
 def _products(call: Call, sequence: int, dtype: torch.dtype) -> Callable[[slice, slice], Tensor]:
     """The logits of a tile of one sequence, before anything is hidden."""
-    k = widened(call.k)[sequence].to(dtype)
+    k = materialized(call.k)[sequence].to(dtype)
     # Whole vectors of keys, so that no tile has to be copied for the compiled scan.
     k = torch.nn.functional.pad(k, (0, 0, 0, -k.shape[1] % 16))
     q, kv_heads = call.q[sequence], k.shape[0]

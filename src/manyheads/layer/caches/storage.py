@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import BackendError
-from manyheads.ops.deferred import Packed, widened
+from manyheads.ops.deferred import StoredTensor, materialized
 from manyheads.ops.hadamard import hadamard_rotate
 
 __all__ = ["KeysValues", "TokenBuffers", "quantised"]
@@ -209,14 +209,14 @@ class KeysValues:
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Take in t new tokens, keys (b, k, t, q) and values (b, k, t, v)."""
-        keys, values = widened(keys), widened(values)
+        keys, values = materialized(keys), materialized(values)
         if not self.begun:
             self.begin(keys, values)
         self.buffers.append(self._encoded(keys, values))
         self.seen += keys.shape[2]
 
     def read(self, last: int | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values held, or the `last` of them: views, or `ops.deferred.Packed` where they are kept in another format."""
+        """Keys and values held, or the `last` of them: views, or `ops.deferred.StoredTensor` where they are kept in another format."""
         assert self._dtypes is not None
         parts = self.buffers.view(last)
         if self._key_width is not None:
@@ -241,7 +241,7 @@ class KeysValues:
 
     def set(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
         """One of the two is replaced from outside, of as many tokens; the other stays. Raises BackendError elsewhere."""
-        given = widened(keys if keys is not None else values)
+        given = materialized(keys if keys is not None else values)
         if not self.begun:
             raise BackendError("keys and values are set one by one, and this cache holds none yet: use update")
         if given.shape[2] != self.tokens:
@@ -313,7 +313,7 @@ class KeysValues:
 def _outward(parts: tuple[Tensor, ...], dtype: torch.dtype, *, is_rotated: bool = False) -> Tensor:
     if len(parts) == 1 and parts[0].dtype == dtype:
         return parts[0]
-    return Packed(parts[0], parts[1] if len(parts) > 1 else None, dtype, is_rotated=is_rotated)
+    return StoredTensor(parts[0], parts[1] if len(parts) > 1 else None, dtype, is_rotated=is_rotated)
 
 
 def quantised(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@
     windowed    the last W - 1 before the new ones, as transformers' own layer keeps them
 
 Those with the state of a linear layer beside them stand in `hybrid`. transformers' masks count columns, so these windows do
-too. What `update` returns are views of the buffers where the format is the model's own, and `ops.deferred.Packed` where it is
+too. What `update` returns are views of the buffers where the format is the model's own, and `ops.deferred.StoredTensor` where it is
 not. Imports transformers.
 """
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import BackendError
-from manyheads.ops.deferred import widened
+from manyheads.ops.deferred import materialized
 from manyheads.ops.latent import Latents
 
 __all__ = ["absorbed_mla", "patch", "patch_module", "patch_refusal", "patchable", "unpatch"]
@@ -80,7 +80,7 @@ def _expand_deferred(self: Any, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor,
     elsewhere = torch.compiler.is_compiling() or self not in _patched or kv_nope.device.type != "cpu"
 
     def make() -> tuple[Tensor, Tensor]:
-        made: tuple[Tensor, Tensor] = type(self).expand_kv(self, widened(kv_nope), widened(k_rot))
+        made: tuple[Tensor, Tensor] = type(self).expand_kv(self, materialized(kv_nope), materialized(k_rot))
         return made
 
     if learning or elsewhere or _weights_refusal(self):
