@@ -33,7 +33,7 @@ from manyheads.layer.caches import cache_for
 from manyheads.layer.caches.base import part_shapes
 from manyheads.spec import AttentionSpec, Latent, Rope
 
-CACHED, COPIES, LEAST_ROUNDS, MOST_RATIO = 8192, 4, 15, 1.1
+CACHED, COPIES, LEAST_ROUNDS, MOST_RATIO = 8192, 3, 15, 1.1
 DTYPE = torch.bfloat16
 ROWS = {
     "32/8 heads x 128": (AttentionSpec.gqa(4096, 32, 8, head_dim=128, positions=Rope(128)), "growing"),
@@ -56,19 +56,25 @@ Written by `python benchmarks/layer_decode.py`, which writes nothing where the l
 """
 
 
+def drawn(count: int) -> Tensor:
+    """Random numbers, the same again and again: only that they are none of each other's neighbours matters."""
+    some = torch.randn(2**16 + 1).to(DTYPE)
+    return some.repeat(count // len(some) + 1)[:count]
+
+
 class Copy:
     """A layer of its own, its cache of CACHED tokens, and the same weights and tokens in transformers' layer."""
 
     def __init__(self, spec: AttentionSpec, kind: str) -> None:
-        self.layer = Attention(spec, dtype=DTYPE).eval()
+        self.layer = Attention(spec, dtype=DTYPE, device="meta").to_empty(device="cpu").eval()
         for parameter in self.layer.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=spec.d_model**-0.5)
+            parameter.copy_(drawn(parameter.numel()).view(parameter.shape) * spec.d_model**-0.5)
         self.cache = cache_for(spec, batch=1, dtype=DTYPE, kind=kind)
         self.x = torch.randn(1, 1, spec.d_model).to(DTYPE)
         (many, width), (_, v_width) = part_shapes(spec)
         for _ in range(CACHED // 1024):
-            self.cache.update(*(torch.randn(1, many, 1024, size).to(DTYPE) for size in (width, v_width)))
+            new = (drawn(many * 1024 * size).view(1, many, 1024, size) for size in (width, v_width))
+            self.cache.update(*new)
         self.layer(self.x, cache=self.cache)  # room for one more, from now on
         self.back()
 
@@ -143,7 +149,7 @@ def products(copy: Copy) -> Step:
 
 
 def theirs(copy: Copy, kind: str) -> Step:
-    """The same layer of a transformers model, its cache as long, in the same format."""
+    """The same layer of a transformers model with these weights, its cache as long, in the same format."""
     from transformers import DeepseekV3Config, LlamaConfig
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
     from transformers.models.llama.modeling_llama import LlamaAttention
@@ -163,7 +169,18 @@ def theirs(copy: Copy, kind: str) -> Step:
     else:
         config = LlamaConfig(**shape, num_key_value_heads=spec.kv.num_kv_heads, head_dim=spec.kv.head_dim)  # type: ignore[union-attr]
     config._attn_implementation = NAME
-    made: Any = (DeepseekV3Attention if isinstance(spec.kv, Latent) else LlamaAttention)(config, 0).to(DTYPE).eval()
+    with torch.device("meta"):
+        made: Any = (DeepseekV3Attention if isinstance(spec.kv, Latent) else LlamaAttention)(config, 0).to(DTYPE).eval()
+    layer = copy.layer
+    weights = {"q_proj": layer.q.flatten(0, 1), "o_proj": layer.o.flatten(1)}
+    if isinstance(spec.kv, Latent):
+        weights["kv_a_proj_with_mqa"] = torch.cat((layer.kv_down, layer.k_rope))
+        weights["kv_a_layernorm"] = layer.kv_down_norm_weight
+        weights["kv_b_proj"] = torch.cat((layer.k_up, layer.v_up), 1).flatten(0, 1)
+    else:
+        weights |= {"k_proj": layer.k.flatten(0, 1), "v_proj": layer.v.flatten(0, 1)}
+    for part, weight in weights.items():
+        getattr(made, part).weight = torch.nn.Parameter(weight, requires_grad=False)
     if isinstance(spec.kv, Latent):
         absorbed_mla.patch_module(made)
     cache = InPlaceCache(config, stored="int8" if kind == "int8" else "model")

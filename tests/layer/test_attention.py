@@ -332,7 +332,7 @@ def test_angles_stay_wide_in_a_narrow_model() -> None:
     spec = AttentionSpec.mha(16, 2, positions=Rope(8))
     made = layer(spec, dtype=torch.float32).to(torch.bfloat16)
     x = tokens(1, 2, 16, dtype=torch.bfloat16)
-    turned = made._turn(2, 0, torch.tensor([[257, 600]]))
+    turned = made._rotation(2, 0, torch.tensor([[257, 600]]))
     assert turned is not None
     exact = torch.tensor([257.0, 600.0], dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(4).double() / 4)
     torch.testing.assert_close(turned.cos.double(), exact.cos(), rtol=0, atol=1e-6)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.ops import masks, softmax
+from manyheads.ops.call import AttentionCall
 from manyheads.ops.predicates import Visible
 
 __all__ = ["Problem", "Sizes", "answer", "answer_weights", "default_scale", "numbers", "seen", "smaller"]
@@ -103,22 +104,20 @@ def seen(problem: Problem) -> Tensor:
 
 def answer(problem: Problem) -> Tensor:
     """The right output, in float64 on the CPU, by the plain reference; differentiable."""
-    out = softmax.attention(**_asked(problem))  # type: ignore[arg-type]
-    assert isinstance(out, Tensor)
-    return out
+    return softmax.run(_as_call(problem))
 
 
 def answer_weights(problem: Problem) -> Tensor:
     """The right probabilities (b, h, t, s)."""
-    return softmax.attention(**_asked(problem), return_weights=True)[1]  # type: ignore[arg-type]
+    return softmax.run_with_weights(_as_call(problem))[1]
 
 
-def _asked(problem: Problem) -> dict[str, object]:
+def _as_call(problem: Problem) -> AttentionCall:
     exact = problem.to(torch.float64)
-    return {
-        "q": exact.q, "k": exact.k, "v": exact.v, "scale": default_scale(exact), "visible": seen(exact),
-        "bias": exact.bias, "softcap": exact.softcap, "sinks": exact.sinks,
-    }  # fmt: skip
+    return AttentionCall.checked(
+        exact.q, exact.k, exact.v, scale=default_scale(exact), visible=seen(exact), bias=exact.bias,
+        softcap=exact.softcap, sinks=exact.sinks,
+    )  # fmt: skip
 
 
 def smaller(full: Sizes, least: Sizes, valid: Callable[[Sizes], bool]) -> Iterator[Sizes]:

@@ -8,6 +8,8 @@ in fp32 whatever the cache is stored in.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,9 +23,20 @@ from manyheads.kernels.scratch import scratch
 from manyheads.ops import arguments
 from manyheads.ops.answer import Answer, No, Yes
 
-__all__ = ["LARGEST_HEAD", "MOST_QUERIES", "Keys", "decode", "supports"]
+__all__ = ["LARGEST_HEAD", "MOST_QUERIES", "Beside", "Keys", "compute", "decode", "supports"]
 
 LARGEST_HEAD = 1024
+
+
+class Beside(NamedTuple):
+    """What acts on the logits and comes as tensors: see `decode`."""
+
+    bias: Tensor | None
+    slopes: Tensor | None
+    positions: Tensor | None
+    sinks: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> Answer:
@@ -72,7 +85,6 @@ def decode(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     threads: int = 0,
-    supported: bool = False,
 ) -> Tensor:
     """Attention of q (b, h, t, q) over k (b, k, s, q) and v (b, k, s, v): (b, h, t, v) in the dtype of q.
 
@@ -82,22 +94,39 @@ def decode(
     sinks             (h,) one extra logit a head in the denominator
     k_scale, v_scale  (b, k, s) of an int8 cache, read as they are in float32 or float16: key n is k_scale[n] · k[n]
     threads           0 for all; 1 runs on the calling thread alone
-    supported         whether the caller has asked `supports`
 
     Raises SpecError with the reason of `supports`, and for what `manyheads.ops.arguments` refuses.
     """
-    answer = Yes() if supported else supports(q, k, v)
+    answer = supports(q, k, v)
     if isinstance(answer, No):
         raise SpecError(f"decode attention: {answer.reason}")
     arguments.check_scale(scale)
     arguments.check_softcap(softcap)
-    _check_beside(q, k, keys, bias, slopes, positions, sinks, k_scale, v_scale)
+    beside = Beside(bias, slopes, positions, sinks, k_scale, v_scale)
+    _check_beside(q, k, keys, beside)
+    return compute(q, k, v, keys, beside, scale=scale, softcap=softcap, threads=threads)
+
+
+def compute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Keys,
+    beside: Beside,
+    *,
+    scale: float,
+    softcap: float | None,
+    threads: int = 0,
+) -> Tensor:
+    """`decode` (b, h, t, v) of arguments that were checked: the kernel reads them by address. The scales of an int8 cache are
+    looked at here, as no `AttentionCall` does it."""
+    _check_scales(k, beside)
     kind, (b, h, t, size), out_size = KINDS[k.dtype], q.shape, v.shape[3]
     threads = threads or team.default_threads()
     inputs = Inputs(
         _side_by_side(q.detach().float()), k, v, keys.low.contiguous(), keys.high.contiguous(),
-        _bias(bias, (b, h, t, k.shape[2])), _flat(slopes), _positions(positions, q), _flat(sinks), _scales(k_scale, v_scale),
-        _scales(v_scale, k_scale), torch.empty((b, h, t, out_size)),
+        _bias(beside.bias, (b, h, t, k.shape[2])), _flat(beside.slopes), _positions(beside.positions, q), _flat(beside.sinks),
+        _scales(beside.k_scale, beside.v_scale), _scales(beside.v_scale, beside.k_scale), torch.empty((b, h, t, out_size)),
     )  # fmt: skip
     room = scratch(kind, size, out_size, h // k.shape[1] * t)
     request, tasks = prepared(inputs, room, threads, scale, softcap or 0.0)
@@ -105,29 +134,29 @@ def decode(
     return inputs.out.to(q.dtype)
 
 
-def _check_beside(
-    q: Tensor, k: Tensor, keys: Keys, bias: Tensor | None, slopes: Tensor | None, positions: Tensor | None,
-    sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
-) -> None:  # fmt: skip
+def _check_beside(q: Tensor, k: Tensor, keys: Keys, beside: Beside) -> None:
     """What comes beside q, k and v is read by address: a shape or type that does not fit would read past its end."""
-    (b, h, t, _), (kv_heads, s) = q.shape, k.shape[1:3]
-    wanted: list[tuple[str, Tensor | None, tuple[int, ...]]] = [
-        ("low", keys.low, (b, t)), ("high", keys.high, (b, t)),
-    ]  # fmt: skip
-    if k.dtype == torch.int8:
-        if k_scale is None or v_scale is None:
-            raise SpecError("decode attention: an int8 cache needs k_scale and v_scale, one number a token and head")
-        wanted += [("k_scale", k_scale, (b, kv_heads, s)), ("v_scale", v_scale, (b, kv_heads, s))]
-    for name, x, shape in wanted:
-        if x is not None and tuple(x.shape) != shape:
-            raise SpecError(f"decode attention: {name} must be {shape}, found {tuple(x.shape)}")
+    b, h, t, _ = q.shape
+    for name, x in (("low", keys.low), ("high", keys.high)):
+        if tuple(x.shape) != (b, t):
+            raise SpecError(f"decode attention: {name} must be {(b, t)}, found {tuple(x.shape)}")
     if keys.low.dtype != torch.int64 or keys.high.dtype != torch.int64:
         raise SpecError(f"decode attention: low and high must be int64, found {keys.low.dtype} and {keys.high.dtype}")
-    arguments.check_slopes(slopes, heads=h)
-    if slopes is not None:
-        _check_positions(positions, b, t)
-    arguments.check_sinks(sinks, heads=h)
-    arguments.check_bias(bias, (b, h, t, s))
+    arguments.check_slopes(beside.slopes, heads=h)
+    if beside.slopes is not None:
+        _check_positions(beside.positions, b, t)
+    arguments.check_sinks(beside.sinks, heads=h)
+    arguments.check_bias(beside.bias, (b, h, t, k.shape[2]))
+
+
+def _check_scales(k: Tensor, beside: Beside) -> None:
+    if k.dtype != torch.int8:
+        return
+    if beside.k_scale is None or beside.v_scale is None:
+        raise SpecError("decode attention: an int8 cache needs k_scale and v_scale, one number a token and head")
+    for name, x in (("k_scale", beside.k_scale), ("v_scale", beside.v_scale)):
+        if tuple(x.shape) != tuple(k.shape[:3]):
+            raise SpecError(f"decode attention: {name} must be {tuple(k.shape[:3])}, found {tuple(x.shape)}")
 
 
 def _check_positions(positions: Tensor | None, batch: int, queries: int) -> None:

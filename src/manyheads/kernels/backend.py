@@ -76,12 +76,10 @@ def _decoded(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bias = seen.hidden if bias is None else bias + seen.hidden
     if isinstance(k, StoredTensor) and k.is_rotated:
         q = hadamard_rotate(q)
-    from manyheads.kernels.attend import decode
+    from manyheads.kernels.attend import Beside, compute
 
-    return decode(
-        q, _stored(k), _stored(v), seen.keys, scale=call.scale, bias=bias, slopes=slopes, positions=positions,
-        softcap=call.softcap, sinks=call.sinks, k_scale=_scales(k), v_scale=_scales(v), supported=True,
-    )  # fmt: skip
+    beside = Beside(bias, slopes, positions, call.sinks, _scales(k), _scales(v))
+    return compute(q, _stored(k), _stored(v), seen.keys, beside, scale=call.scale, softcap=call.softcap)
 
 
 def _absorbed_queries(latents: Latents, q: Tensor) -> Tensor:

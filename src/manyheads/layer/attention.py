@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
         head_h = softmax(cap(scale · q_h k_j^T) + bias, visible) v_j,  j = h // (H/K);  y = [head_1 .. head_H] W_o
 
-    q_h = norm(x W_q,h), k_j = norm(x W_k,j), both turned by the rotary embedding; v_j = x W_v,j; x tokens (b, t, m).
+    q_h = norm(x W_q,h), k_j = norm(x W_k,j), both rotated by the rotary embedding; v_j = x W_v,j; x tokens (b, t, m).
     Latent attention makes keys and values of one latent a token, W_k_up c and W_v_up c, or scores the latents
     themselves (`ops.latent`); linear attention keeps a running state instead (`layer.state`).
 
@@ -128,12 +128,12 @@ class Attention(nn.Module):
     def _keep(
         self, source: Tensor, cache: Cache | None, places: Tensor | None, visible: Visible | Tensor | None
     ) -> Kept:
-        """What attention reads: new tokens projected, turned and appended; a memory only once. `visible` tells padding."""
+        """What attention reads: new tokens projected, rotated and appended; a memory only once. `visible` tells padding."""
         if isinstance(self.spec.source, Cross) and cache is not None and cache.length:
             return cache.kept()
-        turned = self._turn(source.shape[1], 0 if cache is None else cache.tokens, places)
+        rotation = self._rotation(source.shape[1], 0 if cache is None else cache.tokens, places)
         project = heads.keys_values if isinstance(self.spec.kv, Heads) else latent.kept_parts
-        keys, values = project(self, source, turned)
+        keys, values = project(self, source, rotation)
         if cache is not None:
             keep = placing.padding(visible)
             return replace(cache.update(keys, values, positions=places, keep=keep), newest=places, cached=True)
@@ -148,7 +148,7 @@ class Attention(nn.Module):
             source = x if call.memory is None else call.memory
             kept = self._keep(source, call.cache, None if cross else call.places, call.visible)
         places = kept.newest if call.places is None and not cross else call.places
-        turned = self._turn(count, 0 if cross else kept.tokens - count, places)
+        rotation = self._rotation(count, 0 if cross else kept.tokens - count, places)
         place = placing.place(spec, kept, count, places)
         seen = placing.seen(place, call.visible, kept, batch=x.shape[0], heads=spec.num_heads, count=count)
         core = Core(
@@ -161,10 +161,10 @@ class Attention(nn.Module):
             },
         )  # fmt: skip
         if isinstance(spec.kv, Heads):
-            q, k, v = as_autocast(heads.queries(self, x, turned), kept.keys, kept.values)
+            q, k, v = as_autocast(heads.queries(self, x, rotation), kept.keys, kept.values)
             mixed = core(q, k, v)
         else:
-            mixed = latent.attend(self, x, kept, core, turned=turned, form=call.form)
+            mixed = latent.attend(self, x, kept, core, rotation=rotation, form=call.form)
         return mixed, core.weights
 
     def _linear(self, call: door.Call) -> Tensor:
@@ -175,15 +175,15 @@ class Attention(nn.Module):
         return state.attend(
             self,
             call.x,
-            turned=self._turn(call.x.shape[1], start, call.places),
+            rotation=self._rotation(call.x.shape[1], start, call.places),
             keep=door.token_padding(self.spec, call.visible, call.x, cache),
             cache=cache,
             positions=call.places,
             form=call.form,
         )
 
-    def _turn(self, count: int, start: int | Tensor, places: Tensor | None) -> heads.Turn | None:
-        """The turn of `count` tokens from `start` on, or at their own places."""
+    def _rotation(self, count: int, start: int | Tensor, places: Tensor | None) -> heads.Rotation | None:
+        """The rotation of `count` tokens from `start` on, or at their own places."""
         rope = self.spec.positions
         if not isinstance(rope, Rope):
             return None
@@ -191,7 +191,7 @@ class Attention(nn.Module):
         length = None
         if isinstance(rope.scaling, DynamicScaling | LongRopeScaling):
             length = start + count if isinstance(start, int) and places is None else int(numbers.max()) + 1
-        return heads.turn(self.spec, numbers, length=length, dtype=self.o.dtype)
+        return heads.rotation_at(self.spec, numbers, length=length, dtype=self.o.dtype)
 
     def _output(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Heads (b, y, t, v), gated where there is a gate, through W_o."""

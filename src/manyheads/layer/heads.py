@@ -1,4 +1,4 @@
-"""Queries, keys and values of heads: projections, their norms, their turn."""
+"""Queries, keys and values of heads: projections, their norms, their rotation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from manyheads.ops import norm, rope
 from manyheads.ops.precision import wide
 from manyheads.spec import AttentionSpec, QKNorm, Rope
 
-__all__ = ["Turn", "joined", "keys_values", "normed", "projected", "queries", "turn"]
+__all__ = ["Rotation", "joined", "keys_values", "normed", "projected", "queries", "rotation_at"]
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class Rotation:
     """cos and sin of the new tokens' angles, (t, r/2) or (b, t, r/2), and which elements make a pair."""
 
     cos: Tensor
@@ -24,18 +24,18 @@ class Turn:
     layout: str
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (b, h, t, d), its first r elements turned."""
+        """x (b, h, t, d), its first r elements rotated."""
         return rope.apply(x, self.cos, self.sin, self.layout)
 
 
-def turn(spec: AttentionSpec, positions: Tensor, *, length: int | None, dtype: torch.dtype) -> Turn | None:
-    """The turn of tokens at `positions` (t,), (1, t) or (b, t): angles in float32 or wider, whatever the layer's dtype."""
+def rotation_at(spec: AttentionSpec, positions: Tensor, *, length: int | None, dtype: torch.dtype) -> Rotation | None:
+    """The rotation of tokens at `positions` (t,), (1, t) or (b, t): angles in float32 or wider, whatever the layer's dtype."""
     if not isinstance(spec.positions, Rope):
         return None
     if positions.dim() == 2 and positions.shape[0] == 1:
         positions = positions[0]
     cos, sin = rope.angles(positions, spec.positions, dtype=wide(dtype), length=length)
-    return Turn(cos, sin, spec.positions.layout)
+    return Rotation(cos, sin, spec.positions.layout)
 
 
 def projected(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -50,27 +50,27 @@ def joined(heads: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear(heads.transpose(1, 2).flatten(2), weight.flatten(1), bias)
 
 
-def queries(layer: nn.Module, x: Tensor, turned: Turn | None) -> Tensor:
-    """q (b, h, t, q), normed and turned."""
+def queries(layer: nn.Module, x: Tensor, rotation: Rotation | None) -> Tensor:
+    """q (b, h, t, q), normed and rotated."""
     spec: AttentionSpec = layer.spec
     q = projected(x, layer.q, getattr(layer, "q_bias", None))
-    return _placed(layer, q, spec.qk_norm, "q_norm", turned)
+    return _placed(layer, q, spec.qk_norm, "q_norm", rotation)
 
 
-def keys_values(layer: nn.Module, source: Tensor, turned: Turn | None) -> tuple[Tensor, Tensor]:
-    """k (b, k, s, q), normed and turned, and v (b, k, s, v), from tokens or a memory: what a cache keeps."""
+def keys_values(layer: nn.Module, source: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    """k (b, k, s, q), normed and rotated, and v (b, k, s, v), from tokens or a memory: what a cache keeps."""
     spec: AttentionSpec = layer.spec
     k = projected(source, layer.k, getattr(layer, "k_bias", None))
     v = projected(source, layer.v, getattr(layer, "v_bias", None))
-    return _placed(layer, k, spec.qk_norm, "k_norm", turned), v
+    return _placed(layer, k, spec.qk_norm, "k_norm", rotation), v
 
 
-def _placed(layer: nn.Module, x: Tensor, qk_norm: QKNorm | None, name: str, turned: Turn | None) -> Tensor:
+def _placed(layer: nn.Module, x: Tensor, qk_norm: QKNorm | None, name: str, rotation: Rotation | None) -> Tensor:
     before = qk_norm is not None and qk_norm.place == "before_rope"
     if qk_norm is not None and before:
         x = normed(layer, x, qk_norm, name)
-    if turned is not None:
-        x = turned(x)
+    if rotation is not None:
+        x = rotation(x)
     return x if qk_norm is None or before else normed(layer, x, qk_norm, name)
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from manyheads.layer.backends import is_absorption_profitable
 from manyheads.layer.caches.base import Kept
 from manyheads.layer.core import Core
-from manyheads.layer.heads import Turn, projected
+from manyheads.layer.heads import Rotation, projected
 from manyheads.ops import latent as forms
 from manyheads.ops.deferred import materialized
 from manyheads.ops.norm import normalise
@@ -21,8 +21,8 @@ __all__ = ["FORMS", "attend", "kept_parts", "queries"]
 FORMS = ("auto", "expanded", "absorbed")
 
 
-def queries(layer: nn.Module, x: Tensor, turned: Turn | None) -> tuple[Tensor, Tensor]:
-    """The parts of the queries without position (b, h, t, d) and with (b, h, t, r), turned."""
+def queries(layer: nn.Module, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    """The parts of the queries without position (b, h, t, d) and with (b, h, t, r), rotated."""
     kv: Latent = layer.spec.kv
     if kv.q_rank:
         x = _normed(layer, linear(x, layer.q_down, getattr(layer, "q_down_bias", None)), "q_down_norm")
@@ -30,24 +30,24 @@ def queries(layer: nn.Module, x: Tensor, turned: Turn | None) -> tuple[Tensor, T
     else:
         q = projected(x, layer.q, getattr(layer, "q_bias", None))
     nope, rotary = q.split((kv.nope_dim, kv.rope_dim), -1)
-    return nope, rotary if turned is None else turned(rotary)
+    return nope, rotary if rotation is None else rotation(rotary)
 
 
-def kept_parts(layer: nn.Module, source: Tensor, turned: Turn | None) -> tuple[Tensor, Tensor]:
-    """What a cache keeps: the latent after its norm (b, 1, s, c) and the rotary key after its turn (b, 1, s, r)."""
+def kept_parts(layer: nn.Module, source: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    """What a cache keeps: the latent after its norm (b, 1, s, c) and the rotary key after its rotation (b, 1, s, r)."""
     latent = _normed(layer, linear(source, layer.kv_down, getattr(layer, "kv_down_bias", None)), "kv_down_norm")[
         :, None
     ]
     if not layer.spec.kv.rope_dim:
         return latent, latent[..., :0]
     key = linear(source, layer.k_rope, getattr(layer, "k_rope_bias", None))[:, None]
-    return latent, key if turned is None else turned(key)
+    return latent, key if rotation is None else rotation(key)
 
 
-def attend(layer: nn.Module, x: Tensor, kept: Kept, core: Core, *, turned: Turn | None, form: str) -> Tensor:
+def attend(layer: nn.Module, x: Tensor, kept: Kept, core: Core, *, rotation: Rotation | None, form: str) -> Tensor:
     """Heads (b, h, t, v): absorbed where the kernel is the quickest, which reads the latents as they are kept; else expanded
     or absorbed by torch, whichever takes fewer MACs."""
-    nope, rotary = queries(layer, x, turned)
+    nope, rotary = queries(layer, x, rotation)
     latent, key = materialized(kept.keys), materialized(kept.values)
     if form != "expanded" and not _in_graph_or_learning(layer, nope, latent, key):
         heads = forms.Latents(latent, key, layer.k_up, layer.v_up).deferred()

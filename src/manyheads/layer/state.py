@@ -19,7 +19,7 @@ from torch.nn.functional import linear, pad, silu, softplus
 
 from manyheads.errors import SpecError
 from manyheads.layer.caches.state import StateCache
-from manyheads.layer.heads import Turn, projected
+from manyheads.layer.heads import Rotation, projected
 from manyheads.ops import linear as rules
 from manyheads.ops.norm import normalise
 from manyheads.ops.precision import wide
@@ -49,7 +49,7 @@ def attend(
     layer: nn.Module,
     x: Tensor,
     *,
-    turned: Turn | None,
+    rotation: Rotation | None,
     keep: Tensor | None,
     cache: StateCache | None,
     positions: Tensor | None,
@@ -59,8 +59,8 @@ def attend(
     spec: AttentionSpec = layer.spec
     kv: State = layer.spec.kv
     q, k, v, inputs = _projected(layer, x, keep, cache)
-    if turned is not None:
-        q, k = turned(q), turned(k)
+    if rotation is not None:
+        q, k = rotation(q), rotation(k)
     q, k = (_features(part, kv, getattr(layer, name, None)) for part, name in ((q, "q_map"), (k, "k_map")))
     v = v.repeat_interleave(kv.num_state_heads // kv.num_value_heads, dim=1)
     out, state = _form(form, x.shape[1], spec)(

@@ -3,7 +3,7 @@
     expanded   k_h = [W_k_up,h c ; r],  v_h = W_v_up,h c            for prefill: c + r kept, H heads made of it
     absorbed   q~_h = W_k_up,h^T q_h;  logits = q~_h · c + q_rope,h · r;  y_h = W_v_up,h (A_h c)      for decode
 
-Both compute the same function (c: latent after its norm, r: rotary key after its turn). Source: arXiv 2405.04434,
+Both compute the same function (c: latent after its norm, r: rotary key after its rotation). Source: arXiv 2405.04434,
 section 2.1.2 and appendix C; facts.md 4.3 has the crossover.
 """
 

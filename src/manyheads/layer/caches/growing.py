@@ -128,7 +128,7 @@ class QuantisedCache(GrowingCache):
 
 
 class LatentCache(GrowingCache):
-    """The latent of multi-head latent attention, after its norm, and the rotary key, after its turn: c + r a token."""
+    """The latent of multi-head latent attention, after its norm, and the rotary key, after its rotation: c + r a token."""
 
     def __init__(
         self, spec: AttentionSpec, *, batch: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
