@@ -417,7 +417,7 @@ def test_eight_bits_are_those_of_a_transformers_layer() -> None:
     pytest.importorskip("transformers")
     from manyheads.layer.caches.storage import quantised
     from manyheads.models.caches.layers import FullLayer
-    from manyheads.ops.deferred import widened
+    from manyheads.ops.deferred import materialized
 
     spec = AttentionSpec.gqa(64, 4, 2, head_dim=16)
     keys, values = torch.randn(2, 2, 2, 50, 16, generator=torch.Generator().manual_seed(3)).unbind(0)
@@ -425,7 +425,7 @@ def test_eight_bits_are_those_of_a_transformers_layer() -> None:
     ours = cache_for(spec, batch=2, kind="int8").update(keys, values)
     theirs = FullLayer(stored=torch.int8).update(keys, values)
     for x, y in zip((ours.keys, ours.values), theirs, strict=True):
-        assert torch.equal(widened(x), widened(y))
+        assert torch.equal(materialized(x), materialized(y))
     numbers, scales = quantised(keys)
     plain = numbers * scales.float()[..., None]
     assert (widened(ours.keys) - keys).norm() < (plain - keys).norm() / 3
