@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.cost.price_record import Price
+from manyheads.heads.overview.record import HeadsOverview
+from manyheads.heads.pruning.record import PruningReport
 from manyheads.report.jsonform import WHERE_ASKED
+from manyheads.xray.record import XRay
 
 DOCS = Path(__file__).parents[1] / "docs"
 VERSIONS = (
-    "A key is added without a new number in `schema`, and removed or changed only with one. Integers are exact; bytes are "
-    "bytes. This page is written from the code by `python benchmarks/json_pages.py`."
+    "A key is added without a new number in `schema`, and removed or changed only with one. Integers are exact, bytes are bytes, and "
+    "a number that is not finite is null. This page is written from the code by `python benchmarks/json_pages.py`."
 )
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", object: "any"}
 
@@ -50,7 +53,8 @@ class Sections:
         for _, name, kind, _ in rows(record):
             below = f"{path}.{name}" if path else name
             for inner, mark in records_in(kind):
-                self.add(inner, below + mark)
+                if record is inner or not any(inner is page.record for page in PAGES):  # those have a page of their own
+                    self.add(inner, below + mark)
 
 
 def page(page: Page) -> str:
@@ -118,15 +122,22 @@ def said(kind: Any, sections: Sections) -> str:
     """A type in words."""
     origin, inner = get_origin(kind), [each for each in get_args(kind) if each is not types.NoneType]
     if origin is Literal:
-        return " or ".join(f"`{word}`" for word in inner)
+        return (
+            " or ".join(
+                "`true`" if word is True else "`false`" if word is False else f"`{word}`"
+                for word in inner
+                if word != ""
+            )
+            or "text"
+        )
     if origin in (Union, types.UnionType):
         null = " or null" if types.NoneType in get_args(kind) else ""
-        return " or ".join(said(each, sections) for each in inner) + null
+        return " or ".join(dict.fromkeys(said(each, sections) for each in inner)) + null
     if origin in (tuple, list):
         return f"list of {said(inner[0], sections)}" if inner[1:] in ([], [...]) else "list"
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return f"object of {said(inner[1], sections)}"
-    return "object" if kind in sections.paths else NAMES.get(kind, "any")
+    return "object" if is_dataclass(kind) else NAMES.get(kind, "any")
 
 
 PAGES = (
@@ -136,6 +147,21 @@ PAGES = (
         "attributes, and `manyheads.report.jsonform.as_json` makes the object of it.",
         "Exit status: 0 done, 1 it does not fit in `--memory`, 2 the request or the input is wrong (one line on stderr, nothing "
         "on\nstdout).",
+    ),
+    Page(
+        "xray-json.md", "The object of `manyheads xray --json`, which is xray.json too", XRay,
+        "`manyheads.xray.run.xray` returns the same as a frozen value, and the maps that the page shows. A `head` is an address, "
+        "`layer:head` counted from 0, with its `stage/` in front in an encoder-decoder model. Losses are in nats.",
+    ),
+    Page(
+        "heads-json.md", "The object of `manyheads heads --json`", HeadsOverview,
+        "`manyheads.heads.overview.run.overview` returns the same as a frozen value. A `head` is an address, `layer:head` counted "
+        "from 0, with its `stage/` in front in an encoder-decoder model. What the figures are: [heads.md](heads.md).",
+    ),
+    Page(
+        "prune-json.md", "The object of `manyheads prune --json`", PruningReport,
+        "`manyheads.heads.pruning.run.pruning` returns the same as a frozen value. A head is an address, `layer:head` counted from 0 "
+        "as in the model before its first pruning. What the words mean: [pruning.md](pruning.md).",
     ),
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from manyheads.cli.main import main
+from manyheads.heads.left_out import NotMeasured
+from manyheads.heads.pruning.record import FormBytes, LayerPruning, PruningReport, SizesNow, WrittenFolder
 from manyheads.heads.pruning.tables import report
 from manyheads.models.load.text import Reading, shipped_text
 from support import tiny_models
@@ -187,30 +190,27 @@ def test_progress_has_counts(capsys, here, llama, monkeypatch) -> None:
 
 def test_the_size_of_a_quantised_file_stands_beside_what_it_becomes() -> None:
     """100 bytes in the file, 450 in fp32, 400 after pruning: 4.0 times the file."""
-    forms = [
-        {"form": name, "weights": size, "cache_a_token": 8, "zeros": 0, "why": ""}
-        for name, size in (("padded", 450), ("compact", 400))
-    ]
-    forms.insert(
-        0, {"form": "uniform", "weights": None, "cache_a_token": None, "zeros": None, "why": "layer 1 is full"}
+    forms = (
+        FormBytes("uniform", None, None, None, "layer 1 is full"),
+        *(FormBytes(name, size, 8, 0, "") for name, size in (("padded", 450), ("compact", 400))),
     )
-    layer = {"stage": "decoder", "layer": 0, "new": [0], "kept": [1], "kv_heads_before": 1, "kv_heads_needed": 1}
-    told = {
-        "model": "M", "source": "/far/away/M.gguf", "chosen": "named", "rounds": 0, "heads_before": 8, "heads_removed": 1,
-        "removed": ["0:0"], "gone_before": [], "gone_earlier": 0, "staged": False, "layers": [layer], "weight_dtype": "fp32",
-        "bytes_before": {"weights": 450, "cache_a_token": 8}, "stored_bytes": 100, "stored_dtype": "q4_1", "forms": forms,
-        "note": "", "heads": "0:0", "heads_that_save": "", "typed": "manyheads prune", "losses": {"reason": "no text"},
-        "written": {
-            "folder": "out", "form": "uniform", "why": "", "tensor_bytes": 400, "predicted_bytes": 400,
-            "largest_difference": 0.0, "largest_difference_float32": 5e-3, "largest_logit": 31.2, "checked_in": "float64",
-        },
-    }  # fmt: skip
-    made = report(told)
+    written = WrittenFolder(
+        folder="out", form="uniform", why="", model_type="llama", tensor_bytes=400, predicted_bytes=400, largest_difference=0.0,
+        largest_difference_float32=5e-3, largest_logit=31.2, checked_in="float64",
+    )  # fmt: skip
+    found = PruningReport(
+        schema="", model="M", source="/far/away/M.gguf", chosen="named", rounds=0, heads_before=8, heads_removed=1,
+        removed=("0:0",), gone_before=(), gone_earlier=0, staged=False,
+        layers=(LayerPruning("decoder", 0, (0,), (0,), (1,), 1, 1),), weight_dtype="fp32", bytes_before=SizesNow(450, 8),
+        stored_bytes=100, stored_dtype="q4_1", forms=forms, note="", heads="0:0", heads_that_save="", typed="manyheads prune",
+        losses=NotMeasured("no text"), written=written,
+    )  # fmt: skip
+    made = report(found)
     saves = made.tables[1]
     assert saves.rows[0] == ("the file", "100 B", "", "q4_1, as it lies there")
     assert "is 4.0 times the file that it comes from" in saves.notes[0]
     assert "in float64, and by 5.0e-03 in float32, whose rounding this model magnifies" in made.notes[-1]
-    unwritten = report({**told, "written": None})
+    unwritten = report(dataclasses.replace(found, written=None))
     assert unwritten.next_command == "manyheads prune --heads 0:0 --form compact --output smaller"  # no path of ours
 
 

@@ -119,7 +119,7 @@ def test_a_mismatch_exits_1_and_is_written(capsys, here, llama, monkeypatch) -> 
     from manyheads.models.parameter_count import ParameterCheck
     from manyheads.xray import run as xray
 
-    monkeypatch.setattr(xray, "check_parameters", lambda *_: ParameterCheck(10, 11, 0, 0))
+    monkeypatch.setattr(xray, "check_parameters", lambda *_: ParameterCheck(10, 11, 0, 0, 0, equal=False))
     status, out, _ = quick(capsys, llama)
     assert status == 1
     assert "DIFFERS by +1" in out

@@ -8,6 +8,7 @@ import pytest
 
 from manyheads.models.load.model import load
 from manyheads.models.resident_bytes import Inputs, measure_cache, prompt_length
+from manyheads.report.jsonform import as_json
 from manyheads.spec import Block, Causal, Heads, Stack, StackSpec, Window
 from support import tiny_models
 from support.tiny_models import WINDOW
@@ -33,7 +34,7 @@ def both(folder, dtype: str = "fp32"):
 
 
 def measured(model, stack, inputs: Inputs, dtype: str = "fp32") -> dict:
-    return measure_cache(model, stack, inputs, dtype=dtype, seed=0).as_dict()
+    return as_json(measure_cache(model, stack, inputs, dtype=dtype, seed=0))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -41,8 +42,8 @@ def measured(model, stack, inputs: Inputs, dtype: str = "fp32") -> dict:
 def test_every_number_is_as_predicted(tiny, family: str, dtype: str) -> None:
     model, stack = both(tiny(family), dtype)
     found = measure_cache(model, stack, inputs_of(family, model), dtype=dtype, seed=0)
-    assert [(row.which, row.when) for row in found.rows if row.equal is not True] == []
-    assert len(found.rows) == 6
+    assert [one for one in found.numbers if one.equal is not True] == []
+    assert len(found.numbers) == 6
     assert found.prompt_tokens == 20
 
 
@@ -99,7 +100,7 @@ def test_other_heads_than_predicted_are_found_out(tiny) -> None:
 def test_an_encoder_keeps_nothing(tiny) -> None:
     model, stack = both(tiny("bert"))
     found = measure_cache(model, stack, Inputs(()), dtype="fp32", seed=0)
-    assert (found.rows, found.equal) == ((), True)
+    assert (found.numbers, found.equal) == ((), True)
     assert "keeps no cache" in found.reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -16,19 +17,39 @@ import numpy as np
 
 from manyheads.checkpoints import open_model
 from manyheads.heads.address import Head
+from manyheads.heads.left_out import NotMeasured
 from manyheads.heads.roles.tables import counted
 from manyheads.models.load.text import shipped_text
+from manyheads.report import Report
 from manyheads.report.jsonform import dumps
-from manyheads.xray.heads import HeadsSection
+from manyheads.xray.heads import HeadsAsked
+from manyheads.xray.heads_record import (
+    BudgetSpent,
+    FirstPosition,
+    HeadAtFirst,
+    HeadImportance,
+    HeadsFound,
+    ImportanceFound,
+    Removable,
+    RolesFound,
+)
 from manyheads.xray.heads_tables import BUDGET, CONTROLS, FIRST, MATTER, ROLES, tables
+from manyheads.xray.heads_widgets import widgets
 from manyheads.xray.page import page
+from manyheads.xray.record import XRay
 from manyheads.xray.run import Request, xray
+from manyheads.xray.tables import report
 from support import tiny_models
+
+
+def xrayed(folder, tokens: int, **options) -> tuple[XRay, Report]:
+    found = xray(Request(open_model(folder), shipped_text(), tokens=tokens, threads=1, heads=HeadsAsked(**options)))
+    return found, report(found)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """(section, report) of a tiny model of a family, each made once."""
+    """(x-ray, report) of a tiny model of a family, each made once."""
     root, kept = tmp_path_factory.mktemp("models"), {}
 
     def of(family: str, tokens: int = 400, **options):
@@ -37,58 +58,54 @@ def made(tmp_path_factory):
             folder = root / family
             if not folder.exists():
                 tiny_models.save(family, folder)
-            section = HeadsSection(**options)
-            request = Request(open_model(folder), shipped_text(), tokens=tokens, threads=1)
-            kept[key] = section, xray(request, sections=[section])
+            kept[key] = xrayed(folder, tokens, **options)
         return kept[key]
 
     return of
 
 
-def table(report, question: str):
-    return next(table for table in report.tables if table.question == question)
+def table(printed: Report, question: str):
+    return next(table for table in printed.tables if table.question == question)
 
 
 def test_every_head_is_scored_and_tables_are_made_of_the_object(made) -> None:
-    _, report = made("llama")
-    data = json.loads(dumps(report))["heads"]
+    found, printed = made("llama")
+    data = json.loads(dumps(printed))["heads"]
     addresses = [f"{layer}:{head}" for layer in range(2) for head in range(4)]
     assert [row["head"] for row in data["importance"]["heads"]] == addresses
     assert set(data["roles"]["labels"]) == set(addresses)
     assert (data["importance"]["windows"], data["importance"]["exact_windows"]) == (16, 8)
     assert data["importance"]["method"] == "mean"
-    assert tables(data) == tuple(table(report, question) for question in (ROLES, CONTROLS, MATTER, FIRST, BUDGET))
+    assert tables(found.heads) == tuple(
+        table(printed, question) for question in (ROLES, CONTROLS, MATTER, FIRST, BUDGET)
+    )
     assert data["maps"] | {"seconds": 0} == {
         "reason": "", "tokens": 64, "heads": 8, "rows": 272, "keys": 12, "blocks": 64, "seconds": 0,
     }  # fmt: skip
 
 
-def importance_of(*rows: dict, **changes: object) -> dict:
-    """The object of importance with these rows, of a model that was judged by its next tokens."""
+def importance_of(*rows: dict, **changes: object) -> ImportanceFound:
+    """The importance of heads with these figures, of a model that was judged by its next tokens."""
     common = {
         "loss_low": 0.1, "loss_high": 0.3, "q_value": 0.01, "told_apart": True, "exact_windows": 10, "screened": True,
         "expected": 0.05, "first_order": 0.9,
     }  # fmt: skip
-    heads = [common | row | {"score": row["loss_without"]} for row in rows]
-    return {
+    heads = tuple(HeadImportance(**(common | row | {"score": row["loss_without"]})) for row in rows)
+    return ImportanceFound(**{
         "reason": "", "heads": heads, "method": "mean", "objective": "next token", "loss_is": "", "unit": "nats a token",
         "windows": 32, "window_tokens": 128, "exact_windows": 10, "exact_heads": 2, "screened_heads": len(heads),
         "screen_windows": 2, "screen_tokens": 64, "baseline": 3.0, "rank_correlation": 0.1, "expected_correlation": 0.6,
-        "fdr": 0.05, "told_apart": sum(row["told_apart"] for row in heads), "first_order_seconds": 1.0, "exact_seconds": 2.0,
-        "budget": {"seconds": 180.0, "stopped": False}, "prefix_reused": True,
-        "first_position": {"reason": "", "windows": 8, "tokens": 32, "heads": [
-            {"head": "0:2", "loss": 0.34, "low": -0.5, "high": 1.2, "largest": 2.6}]},
-    } | changes  # fmt: skip
+        "fdr": 0.05, "told_apart": sum(row.told_apart for row in heads), "first_order_seconds": 1.0, "exact_seconds": 2.0,
+        "budget": BudgetSpent(180.0, stopped=False), "prefix_reused": True,
+        "first_position": FirstPosition("", 8, 32, (HeadAtFirst("0:2", 0.34, -0.5, 1.2, 2.6),)),
+    } | changes)  # fmt: skip
 
 
-def shown(importance: dict) -> dict:
-    labels = {row["head"]: "first token" for row in importance["heads"]}
-    data = {
-        "importance": importance, "removable": {"reason": "no"}, "maps": {"reason": ""},
-        "roles": {"reason": "", "labels": labels, "roles": [], "fdr": 0.05, "least_effect": 0.1, "tests": 9, "windows": 8, "window_tokens": 16,
-                  "bos": "", "not_tested": [], "left_out": []},
-    }  # fmt: skip
-    return {table.question: table for table in tables(data)}
+def shown(importance: ImportanceFound) -> dict:
+    labels = {row.head: "first token" for row in importance.heads}
+    roles = RolesFound("", 0.05, 0.1, 9, "", 8, 16, (), (), (), labels)
+    found = HeadsFound(roles, importance, Removable("no"), NotMeasured(""), 0.0)
+    return {table.question: table for table in tables(found)}
 
 
 def test_heads_that_are_told_apart_are_shown_and_the_rest_are_said_not_to_be() -> None:
@@ -113,7 +130,7 @@ def test_heads_that_are_told_apart_are_shown_and_the_rest_are_said_not_to_be() -
 
 def test_where_no_head_is_told_apart_the_highest_are_no_finding() -> None:
     rows = [{"head": f"0:{n}", "loss_without": 0.01 * n, "told_apart": False} for n in range(8)]
-    made = shown(importance_of(*rows, first_position={"reason": "none", "heads": []}))
+    made = shown(importance_of(*rows, first_position=FirstPosition("none")))
     assert [row[0] for row in made[MATTER].rows] == ["L0H7", "L0H6", "L0H5", "L0H4", "L0H3"]
     assert "0 of 8 heads are told apart from 0" in made[MATTER].notes[0]
     assert "so the highest estimates are no finding" in made[MATTER].notes[1]
@@ -123,7 +140,7 @@ def test_where_no_head_is_told_apart_the_highest_are_no_finding() -> None:
 def test_a_budget_that_stopped_it_is_said() -> None:
     rows = [{"head": f"0:{n}", "loss_without": 0.01 * n} for n in range(20)]
     notes = " ".join(
-        shown(importance_of(*rows, screened_heads=12, budget={"seconds": 3.0, "stopped": True}))[MATTER].notes
+        shown(importance_of(*rows, screened_heads=12, budget=BudgetSpent(3.0, stopped=True)))[MATTER].notes
     )
     assert "no new work is begun after 3 s (seconds=); more time takes more heads out" in notes
     assert "12 of 20 were before" in notes
@@ -144,8 +161,8 @@ def test_what_is_taken_out_has_an_interval(made) -> None:
 
 
 def test_what_can_go_is_judged_on_two_texts_in_two_ways(made) -> None:
-    _, report = made("llama")
-    rows = report.data["heads"]["removable"]["texts"]
+    _, printed = made("llama")
+    rows = printed.data["heads"]["removable"]["texts"]
     assert [(row["text"], row["how"]) for row in rows] == [
         ("the first half of the text", "zero"), ("the first half of the text", "mean"),
         ("the second half", "zero"), ("the second half", "mean"),
@@ -153,7 +170,7 @@ def test_what_can_go_is_judged_on_two_texts_in_two_ways(made) -> None:
     for row in rows:
         assert 0 <= row["low"] <= row["heads"] <= row["high"] <= row["total"] == 8
         assert len(row["counts"]) == len(row["losses"])
-    notes = " ".join(table(report, BUDGET).notes)
+    notes = " ".join(table(printed, BUDGET).notes)
     assert "no head is chosen on the text that it is judged by" in notes
 
 
@@ -203,15 +220,10 @@ def test_windows_are_spread_over_the_text_from_the_first_few_on() -> None:
 
 
 def test_the_page_holds_the_grids_and_the_maps(made) -> None:
-    section, report = made("llama")
-    text = page(report, widgets=section.widgets(report.data["heads"]))
+    found, _ = made("llama")
+    text = page(found)
     assert text.count('class="heads-grid"') == 2
     assert len(re.search(r'id="heads-maps">([^<]*)<', text).group(1).split()) == 8
-    assert (
-        text.index("What does each head do?</h2>")
-        < text.index('id="heads-view"')
-        < text.index("Which heads matter?</h2>")
-    )
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +231,7 @@ def masked(tmp_path_factory):
     """(section, report) of a tiny BERT whose tokenizer frames a text and has a mask token."""
     folder = tiny_models.save("bert", tmp_path_factory.mktemp("masked") / "bert")
     _frame_as_bert(folder)
-    section = HeadsSection()
-    return section, xray(Request(open_model(folder), shipped_text(), tokens=400, threads=1), sections=[section])
+    return xrayed(folder, 400)
 
 
 def _frame_as_bert(folder: Path) -> None:
@@ -237,29 +248,29 @@ def _frame_as_bert(folder: Path) -> None:
 
 
 def test_a_masked_model_is_judged_by_hidden_tokens(masked) -> None:
-    section, report = masked
-    data = report.data["heads"]
+    found, printed = masked
+    data = printed.data["heads"]
     own = data["importance"]
     assert (own["objective"], own["unit"], own["method"]) == ("hidden tokens", "nats a hidden token", "mean")
     assert own["baseline"] == pytest.approx(5.95, abs=0.1)  # log 384: it knows nothing
     assert [row["how"] for row in data["removable"]["texts"]] == ["zero", "mean", "zero", "mean"]
     for question in (MATTER, BUDGET):
-        assert "nats a hidden token" in " ".join(table(report, question).notes)
-    assert "this is no perplexity" in " ".join(table(report, MATTER).notes)
+        assert "nats a hidden token" in " ".join(table(printed, question).notes)
+    assert "this is no perplexity" in " ".join(table(printed, MATTER).notes)
     assert "<s> before" in data["roles"]["bos"]
-    text = page(report, widgets=section.widgets(data))
+    text = page(found)
     assert "nats a hidden token" in text
     assert text.count('class="heads-grid"') == 2
 
 
 def test_a_masked_model_without_a_mask_token_says_so(made) -> None:
-    section, report = made("bert")
-    data = report.data["heads"]
+    found, printed = made("bert")
+    data = printed.data["heads"]
     assert "no mask token" in data["importance"]["reason"]
     assert data["removable"]["reason"] == data["importance"]["reason"]
     assert (data["roles"]["reason"], data["maps"]["reason"]) == ("", "")
-    assert table(report, MATTER).rows[1] == ("why", data["importance"]["reason"])
-    assert page(report, widgets=section.widgets(data)).count('class="heads-grid"') == 1
+    assert table(printed, MATTER).rows[1] == ("why", data["importance"]["reason"])
+    assert page(found).count('class="heads-grid"') == 1
 
 
 def test_an_encoder_decoder_is_judged_too(made) -> None:
@@ -275,46 +286,44 @@ def test_an_encoder_without_a_head_drifts(tmp_path) -> None:
     folder = tiny_models.save("bert", tmp_path / "bert")
     model = transformers.AutoModel.from_pretrained(folder)
     model.save_pretrained(folder)
-    section = HeadsSection()
-    report = xray(Request(open_model(folder), shipped_text(), tokens=300, threads=1), sections=[section])
-    data = report.data["heads"]
+    found, printed = xrayed(folder, 300)
+    data = printed.data["heads"]
     own = data["importance"]
     assert (own["objective"], own["method"], own["exact_heads"], own["baseline"]) == ("drift", "mean", 8, 0.0)
     assert all(row["first_order"] is None and row["score"] == row["loss_without"] > 0 for row in own["heads"])
     assert "a drift of 0" in data["removable"]["reason"]
-    shown = table(report, MATTER)
+    shown = table(printed, MATTER)
     assert [column.name for column in shown.columns][-2:] == ["drift without it", "95% interval"]
     assert "no first-order estimates" in " ".join(shown.notes)
-    text = page(report, widgets=section.widgets(data))
+    text = page(found)
     assert "How far the output drifts, of the variance" in text
     assert re.search(r"drift \+[0-9.e-]+ of the variance[^;]* without it", text)
 
 
 def test_an_encoder_decoder_has_maps_of_all_three_stages(made) -> None:
-    section, report = made("t5")
-    data = report.data["heads"]
+    found, printed = made("t5")
+    data = printed.data["heads"]
     assert data["maps"]["heads"] == 4 * (2 + 3 + 3)
-    text = page(report, widgets=section.widgets(data))
+    text = page(found)
     assert 'data-head="cross/2:3"' in text
 
 
 def test_a_model_of_sound_says_that_it_reads_no_text(made) -> None:
-    _, report = made("whisper")
-    data = report.data["heads"]
+    _, printed = made("whisper")
+    data = printed.data["heads"]
     assert "input_features" in data["maps"]["reason"]
     assert data["roles"]["reason"]
-    assert report.data["agrees"] is True
+    assert printed.data["agrees"] is True
 
 
 def test_without_a_tokenizer_each_part_says_why(tmp_path) -> None:
-    section = HeadsSection()
     folder = tiny_models.save("llama", tmp_path / "mute", tokenizer=False)
-    report = xray(Request(open_model(folder), shipped_text(), tokens=100, threads=1), sections=[section])
-    data = report.data["heads"]
+    found, printed = xrayed(folder, 100)
+    data = printed.data["heads"]
     for part in ("roles", "importance", "removable", "maps"):
         assert "no tokenizer" in data[part]["reason"]
-    assert section.widgets(data) == ()
-    assert page(report).count("no tokenizer") >= 3
+    assert widgets(found.heads) == ()
+    assert page(found).count("no tokenizer") >= 3
 
 
 def test_a_model_that_does_not_pass_through_the_door_is_named_and_the_rest_is_measured(tmp_path) -> None:
@@ -326,34 +335,26 @@ def test_a_model_that_does_not_pass_through_the_door_is_named_and_the_rest_is_me
     )  # fmt: skip
     transformers.FalconForCausalLM(config).save_pretrained(tmp_path)
     tiny_models.save_tokenizer(tmp_path)
-    report = xray(Request(open_model(tmp_path), shipped_text(), tokens=150, threads=1), sections=[HeadsSection()])
+    _, printed = xrayed(tmp_path, 150)
     for part in ("roles", "importance", "removable", "maps"):
-        assert "FalconForCausalLM (falcon): its attention does not pass" in report.data["heads"][part]["reason"]
-    assert report.data["agrees"] is True
+        assert "FalconForCausalLM (falcon): its attention does not pass" in printed.data["heads"][part]["reason"]
+    assert printed.data["agrees"] is True
 
 
 def test_a_text_too_short_for_windows_says_how_much_is_needed(made) -> None:
-    _, report = made("llama", tokens=40)
+    _, printed = made("llama", tokens=40)
     assert (
         "20 tokens; importance needs two windows of 16 in each, 64 tokens in all"
-        in report.data["heads"]["importance"]["reason"]
+        in printed.data["heads"]["importance"]["reason"]
     )
 
 
 def test_heads_can_be_looked_into_where_nothing_else_is_known(made) -> None:
-    section, report = made("llama")
-    missing = report.data["heads"] | {"roles": {"reason": "no"}, "importance": {"reason": "no"}}
-    text = page(report, widgets=section.widgets(missing))
+    found, _ = made("llama")
+    heads = dataclasses.replace(
+        found.heads, roles=NotMeasured("no"), importance=NotMeasured("no"), removable=Removable("no")
+    )
+    text = page(dataclasses.replace(found, heads=heads))
     assert text.count('class="heads-grid"') == 1
     assert text.count("data-head=") == 8
     assert 'id="heads-view"' in text
-
-
-def test_the_object_is_documented_key_by_key(made) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "xray-json.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"`([a-z_0-9]+)(?:\[\])?`", text))
-    data = made("llama")[1].data["heads"]
-    parts = [data, data["roles"], data["importance"], data["removable"], data["maps"], data["roles"]["roles"][0]]
-    parts += [data["importance"]["heads"][0], data["removable"]["texts"][0], data["roles"]["not_tested"][0]]
-    parts += [{"score": 0, "control": 0, "low": 0, "high": 0, "q_value": 0, "detail": 0, "head": 0}]
-    assert {key for part in parts for key in part} - documented == set()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown
@@ -20,10 +20,22 @@ from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.kv import Heads
 from manyheads.spec.stack import Block, StackSpec
 
-__all__ = ["FORMS", "KEY", "LayerHeads", "Pruning", "attention_at", "places", "read_pruning", "read_record", "shrunk"]
+__all__ = [
+    "FORMS",
+    "KEY",
+    "FormName",
+    "LayerHeads",
+    "Pruning",
+    "attention_at",
+    "places",
+    "read_pruning",
+    "read_record",
+    "shrunk",
+]
 
 KEY = "manyheads_pruning"
-FORMS = ("uniform", "padded", "compact")
+FormName = Literal["uniform", "padded", "compact"]
+FORMS: tuple[FormName, ...] = get_args(FormName)
 _VERSION = 1
 _MOST = 1 << 20
 

@@ -77,14 +77,14 @@ def run(options: argparse.Namespace) -> int:
     request = Request(
         model, reading, tokens=options.tokens, window=options.window, bos=options.bos, head=options.head,
         roles=options.roles, conllu=options.conllu, least_effect=options.least_effect, importance=options.importance,
-        dtype=options.dtype, device=options.device, threads=options.threads or 0, seed=options.seed,
+        dtype=options.dtype, device=options.device, threads=options.threads or 0, seed=options.seed, asked=options.model,
     )  # fmt: skip
     pictures = Pictures() if page else None
-    told = overview(request, say=timed(options), look=pictures.take if pictures else None) | {"asked": options.model}
+    told = overview(request, say=timed(options), look=pictures.take if pictures else None)
     if options.csv:
         _write(as_csv(told), options.output)
     elif pictures:
-        _write(pictures.page(in_options(report(told), options)), options.output)
+        _write(pictures.page(told, said=lambda made: in_options(made, options)), options.output)
     else:
         emit(report(told), options)
     return 0

@@ -31,10 +31,7 @@ from manyheads.errors import CheckpointError, ManyheadsError
 from manyheads.quoting import shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from manyheads.report import Report
-    from manyheads.report.html import Widget
+    pass
 
 __all__ = ["configure", "run"]
 
@@ -84,20 +81,25 @@ def run(options: argparse.Namespace) -> int:
     sentences = read_conllu(options.conllu) if options.conllu else None
     model = open_runnable(options, "torch", "transformers", "jinja2", to="run a model and show it")
 
-    from manyheads.xray.heads import HeadsSection
+    from manyheads.report.jsonform import dumps
+    from manyheads.xray.heads import HeadsAsked
+    from manyheads.xray.page import page
     from manyheads.xray.run import Request, xray
+    from manyheads.xray.tables import report
 
     request = Request(
         model, reading, tokens=options.tokens, contexts=tuple(options.context or ()), threads=options.threads or 0,
-        dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed, command=options.typed,
+        dtype=options.dtype, device=options.device, bos=options.bos, seed=options.seed,
+        heads=None if options.no_heads else HeadsAsked(
+            options.exact, options.seconds, options.map_tokens, sentences, options.least_effect
+        ), command=options.typed,
     )  # fmt: skip
-    looking = (options.exact, options.seconds, options.map_tokens, sentences, options.least_effect)
-    heads = [] if options.no_heads else [HeadsSection(*looking)]
-    report = in_options(xray(request, say=say, sections=heads), options)
-    _write(report, targets, [widget for section in heads for widget in section.widgets(report.data["heads"])])
+    found = xray(request, say=say)
+    printed = in_options(report(found), options)
+    _write(dumps(printed), page(found, said=lambda made: in_options(made, options)), targets)
     options.output = None  # it named a folder for the files; the report itself goes to stdout
-    emit(report, options)
-    return 0 if report.data["agrees"] else 1
+    emit(printed, options)
+    return 0 if found.agrees else 1
 
 
 def _targets(folder: str) -> tuple[str, str]:
@@ -136,15 +138,12 @@ def _starts_with(path: str, sign: str) -> bool:
     return sign in start or not start.strip()
 
 
-def _write(report: Report, targets: tuple[str, str], widgets: Sequence[Widget]) -> None:
+def _write(json: str, html: str, targets: tuple[str, str]) -> None:
     """Both files, or neither."""
     from manyheads.report.files import write_all
-    from manyheads.report.jsonform import dumps
-    from manyheads.xray.page import page
 
     json_path, html_path = targets
-    html = page(report, widgets=widgets)
-    write_all({json_path: dumps(report), html_path: html})
+    write_all({json_path: json, html_path: html})
     progress(
         f"wrote {shown_path(html_path)} ({len(html.encode(errors='backslashreplace')) / 1024:,.0f} KiB) and {shown_path(json_path)}"
     )

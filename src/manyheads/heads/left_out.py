@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["LeftOut", "left_out_notes", "present"]
+__all__ = ["LeftOut", "NotMeasured", "left_out_notes", "present"]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """`count` of the `of` `what` ("sentences") that were given."""
+    """What was given and not used: `count` of the `of` `what` ("sentences") that were given, and why."""
 
     what: str
     count: int
     of: int
     why: str
 
-    def as_json(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {"what": self.what, "count": self.count, "of": self.of, "why": self.why}
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """In the place of what could not be had."""
+
+    reason: str
+    """why"""
 
 
 def present(*found: LeftOut) -> tuple[LeftOut, ...]:
@@ -28,6 +31,6 @@ def present(*found: LeftOut) -> tuple[LeftOut, ...]:
     return tuple(one for one in found if one.count)
 
 
-def left_out_notes(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for each row of `as_json`."""
-    return [f"left out: {row['count']:,} of {row['of']:,} {row['what']}: {row['why']}" for row in rows]
+def left_out_notes(found: Iterable[LeftOut]) -> list[str]:
+    """A line for each."""
+    return [f"left out: {one.count:,} of {one.of:,} {one.what}: {one.why}" for one in found]

@@ -12,49 +12,40 @@ from manyheads.models.shared_memory import distinct_elements, overlapping
 from manyheads.spec.inventory import count, weights
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["ParameterCheck", "check_parameters"]
+__all__ = ["NamedElements", "ParameterCheck", "check_parameters"]
 
 _MOST_NAMES = 200_000
 
 
 @dataclass(frozen=True)
-class ParameterCheck:
-    """Elements predicted and loaded; what lies in one place of memory counts once, as a tied table does, and buffers that
-    are stored are counted apart.
+class NamedElements:
+    """A tensor and the number of its elements."""
 
-    `task_head`: elements of a head for a task (masked words, a class), which stands on the model and is no part of what
-    is priced. `missing`: tensors that were predicted and are not there or have another size; `extra`: the other way
-    round, each (name, elements). `shared`: names of tensors that look into one storage. All are looked up only where the
-    numbers differ.
+    name: str
+    elements: int
+
+
+@dataclass(frozen=True)
+class ParameterCheck:
+    """Elements predicted from the configuration or header alone, and loaded: counted in the model that transformers made. What
+    lies in one place of memory counts once, as a tied table does.
     """
 
     predicted: int
     loaded: int
     predicted_buffers: int
+    """stored tensors that are no parameters (DeepSeek-V3's router corrections)"""
     loaded_buffers: int
-    task_head: int = 0
-    missing: tuple[tuple[str, int], ...] = ()
-    extra: tuple[tuple[str, int], ...] = ()
+    task_head: int
+    """elements of a head for a task (masked words, a class), which is not priced"""
+    equal: bool
+    """whether both numbers are as predicted"""
+    missing: tuple[NamedElements, ...] = ()
+    """where they are not: tensors that were predicted and are not there or have another size"""
+    extra: tuple[NamedElements, ...] = ()
+    """the other way round"""
     shared: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def equal(self) -> bool:
-        """Whether both numbers are as predicted."""
-        return self.predicted == self.loaded and self.predicted_buffers == self.loaded_buffers
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {
-            "predicted": self.predicted,
-            "loaded": self.loaded,
-            "predicted_buffers": self.predicted_buffers,
-            "loaded_buffers": self.loaded_buffers,
-            "task_head": self.task_head,
-            "equal": self.equal,
-            "missing": [{"name": name, "elements": n} for name, n in self.missing],
-            "extra": [{"name": name, "elements": n} for name, n in self.extra],
-            "shared": [list(names) for names in self.shared],
-        }
+    """where they are not: names of tensors that lie in one place of memory"""
 
 
 def check_parameters(model: Any, stack: StackSpec) -> ParameterCheck:
@@ -68,9 +59,9 @@ def check_parameters(model: Any, stack: StackSpec) -> ParameterCheck:
     buffers = {name: tensor for name, tensor in body.named_buffers() if name in stored}
     loaded = distinct_elements(parameters)
     head = distinct_elements(dict(model.named_parameters())) - loaded
-    found = ParameterCheck(
-        predicted, loaded, predicted_buffers, distinct_elements(parameters | buffers) - loaded, head
-    )  # fmt: skip
+    loaded_buffers = distinct_elements(parameters | buffers) - loaded
+    equal = (predicted, predicted_buffers) == (loaded, loaded_buffers)
+    found = ParameterCheck(predicted, loaded, predicted_buffers, loaded_buffers, head, equal)
     if found.equal:
         return found
     named = parameters | buffers
@@ -80,7 +71,7 @@ def check_parameters(model: Any, stack: StackSpec) -> ParameterCheck:
 
 def _by_name(
     loaded: dict[str, int], config: Any, stack: StackSpec
-) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+) -> tuple[tuple[NamedElements, ...], tuple[NamedElements, ...]]:
     """What differs, by the names in files, which a model in memory has too (but for experts that it keeps joined)."""
     known = family(getattr(config, "model_type", "") or "")
     if known is None:
@@ -89,6 +80,6 @@ def _by_name(
         expected = {name: item.elements for name, item in expected_tensors(known, stack, most=_MOST_NAMES).items()}
     except ManyheadsError:
         return (), ()
-    missing = tuple((name, n) for name, n in expected.items() if loaded.get(name) != n)
-    extra = tuple((name, n) for name, n in loaded.items() if expected.get(name) != n)
+    missing = tuple(NamedElements(name, n) for name, n in expected.items() if loaded.get(name) != n)
+    extra = tuple(NamedElements(name, n) for name, n in loaded.items() if expected.get(name) != n)
     return missing, extra

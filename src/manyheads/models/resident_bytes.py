@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyheads.checkpoints.pruned import KEY, read_record
@@ -20,10 +20,11 @@ from manyheads.cost.dtypes import dtype as format_of
 from manyheads.cost.engines import engine_answers
 from manyheads.cost.model import cache_bytes
 from manyheads.cost.workload import Workload
+from manyheads.report.jsonform import WHERE_ASKED, key
 from manyheads.spec.masks import Chunk, Window
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["CacheCheck", "Inputs", "ResidentBytes", "measure_cache", "prompt_length"]
+__all__ = ["CacheBytes", "CacheCheck", "Compared", "Inputs", "measure_cache", "prompt_length"]
 
 ENGINE = "transformers DynamicCache"
 _USUAL_PROMPT = 512
@@ -31,50 +32,54 @@ _LONGEST_PROMPT = 1_024
 
 
 @dataclass(frozen=True)
-class ResidentBytes:
-    """One number of the cache in bytes: which (`ideal`, `logical`, `storage`), when (`prefill`, `step`).
+class Compared:
+    """A number of bytes that was predicted, and the same measured."""
 
-    None where there is none to give; then `reason` says why. Compared are only two numbers.
-    """
-
-    which: str
-    when: str
     predicted: int | None
     measured: int | None
+    equal: bool | None
+    """null where one of the two is"""
     reason: str = ""
+    """why there is none"""
 
-    @property
-    def equal(self) -> bool | None:
-        """Whether both agree; None where one is not there."""
-        return None if self.predicted is None or self.measured is None else self.predicted == self.measured
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes of the cache of one sequence, in `dtype`."""
+
+    ideal: Compared
+    """predicted: what any engine must keep; measured: the cached positions that the last token's output depends on, found with
+    its gradient, and what the token adds itself"""
+    logical: Compared
+    """predicted: what transformers' cache is known to keep ([engines.md](engines.md)); measured: the sizes of its tensors"""
+    storage: Compared
+    """predicted: the same; measured: the storages of its tensors, each counted once: a view keeps all of what it was cut from"""
 
 
 @dataclass(frozen=True)
 class CacheCheck:
-    """All of them, of one sequence; no `rows` where a model keeps no cache or none that can be read: see `reason`."""
+    """The cache that the model makes for itself, of one sequence."""
 
-    rows: tuple[ResidentBytes, ...]
-    kind: str = ""
+    kind: str = field(default="", metadata=key("class"))
     prompt_tokens: int = 0
     source_tokens: int = 0
+    """what the encoder in front read"""
     dtype: str = ""
     reason: str = ""
+    """why there is nothing where a model keeps no cache, or none that can be read"""
+    equal: bool = True
+    """whether all that could be compared agree"""
+    prefill: CacheBytes | None = field(default=None, metadata=WHERE_ASKED)
+    """after a prompt of `prompt_tokens` read at once"""
+    step: CacheBytes | None = field(default=None, metadata=WHERE_ASKED)
+    """after one more token"""
 
     @property
-    def equal(self) -> bool:
-        """Whether every number that has two sides agrees."""
-        return all(row.equal is not False for row in self.rows)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for JSON: {prefill: {ideal: {predicted, measured, equal}, ...}, step: ...}."""
-        told: dict[str, Any] = {
-            "class": self.kind, "prompt_tokens": self.prompt_tokens, "source_tokens": self.source_tokens,
-            "dtype": self.dtype, "reason": self.reason, "equal": self.equal,
-        }  # fmt: skip
-        for row in self.rows:
-            each = {"predicted": row.predicted, "measured": row.measured, "equal": row.equal, "reason": row.reason}
-            told.setdefault(row.when, {})[row.which] = each
-        return told
+    def numbers(self) -> tuple[Compared, ...]:
+        """All that was predicted or measured."""
+        return tuple(
+            one for each in (self.prefill, self.step) if each for one in (each.ideal, each.logical, each.storage)
+        )
 
 
 @dataclass(frozen=True)
@@ -105,29 +110,37 @@ def measure_cache(model: Any, stack: StackSpec, inputs: Inputs, *, dtype: str, s
     `dtype`: format it runs in. The prompt is all of `inputs.ids` but the last.
     """
     if stack.decoder is None:
-        return CacheCheck((), reason="an encoder reads everything at once and keeps no cache")
+        return CacheCheck(reason="an encoder reads everything at once and keeps no cache")
     run = _Runner(model, inputs)
     prompt = len(inputs.ids) - 1
     cache = run.prefill(prompt)
     tensors = list(_tensors(cache))
     if not tensors:
         kind = type(cache).__name__
-        return CacheCheck(
-            (), kind=kind, reason=f"its cache ({kind}) holds no keys, values or states that are known here"
-        )
+        return CacheCheck(kind, reason=f"its cache ({kind}) holds no keys, values or states that are known here")
     kind, source = type(cache).__name__, run.source_tokens
     after_prefill = _sizes(tensors)
     run.step(cache, prompt)
     after_step = _sizes(list(_tensors(cache)))
     used, why = _ideal_measured(run, stack, prompt, int(format_of(dtype).bytes(1)), seed)
     ideal = [_ideal(stack, tokens, source, dtype) for tokens in (prompt, prompt + 1)]
-    predicted, refusal = _predicted(stack, prompt, source, dtype)
-    rows = []
-    for place, (when, measured) in enumerate((("prefill", after_prefill), ("step", after_step))):
-        rows.append(ResidentBytes("ideal", when, ideal[place], used[place] if used else None, why))
-        for which, number in zip(("logical", "storage"), measured, strict=True):
-            rows.append(ResidentBytes(which, when, predicted.get(f"{which}_{when}_bytes"), number, refusal))
-    return CacheCheck(tuple(rows), kind, prompt, source, dtype)
+    held, refusal = _predicted(stack, prompt, source, dtype)
+    prefill, step = (
+        CacheBytes(
+            _compared(ideal[place], used[place] if used else None, why),
+            *(_compared(held.get(f"{which}_{when}_bytes"), number, refusal)
+              for which, number in zip(("logical", "storage"), measured, strict=True)),
+        )
+        for place, (when, measured) in enumerate((("prefill", after_prefill), ("step", after_step)))
+    )  # fmt: skip
+    found = CacheCheck(kind, prompt, source, dtype, prefill=prefill, step=step)
+    return replace(found, equal=all(one.equal is not False for one in found.numbers))
+
+
+def _compared(predicted: int | None, measured: int | None, reason: str) -> Compared:
+    return Compared(
+        predicted, measured, None if predicted is None or measured is None else predicted == measured, reason
+    )
 
 
 def _ideal(stack: StackSpec, tokens: int, source: int, dtype: str) -> int:

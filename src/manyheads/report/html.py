@@ -18,7 +18,7 @@ from manyheads.report.plot import Drawing, Plot, draw
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-    from manyheads.report.value import Report
+    from manyheads.report.value import Report, Table
 
 __all__ = ["GENERATOR", "Fact", "Templates", "Widget", "embedded", "generator", "render_html"]
 
@@ -33,6 +33,8 @@ GENERATOR = generator("xray")
 _LONG_TABLE = 8
 """Rows from which on a table can be sorted, as tables.js has it."""
 _OPEN_NOTES = 3
+_MOST_COLUMNS, _MOST_ROWS = 6, 48
+"""Of a table that half the width of a wide screen has room for."""
 _LONG_NOTE, _SHORT_NOTE = 280, 140
 
 
@@ -77,22 +79,28 @@ class Widget:
     """
 
     markup: str
-    after: str
+    after: str = ""
     style: str = ""
     scripts: tuple[str, ...] = ()
 
 
 def render_html(
     report: Report, *, verdict: Fact | None = None, facts: Sequence[Fact] = (), plots: Sequence[Plot] = (),
-    widgets: Sequence[Widget] = (), made: str = "", verb: str = "xray", brand: str = "x-ray",
+    widgets: Sequence[Widget] = (), lead: str = "", made: str = "", verb: str = "xray", brand: str = "x-ray",
 ) -> str:  # fmt: skip
     """`report` as the text of an HTML page.
 
-    `verdict`: one sentence at the top; `facts`: figures below it; `plots` and `widgets`: after the tables they name;
+    `verdict`: one sentence at the top; `facts`: figures below it; `plots` and `widgets`: after the tables they name, widgets that
+    name none in front of all tables, in a section that `lead` heads. Wide screens show the tables in two columns, those with widgets,
+    with many columns or many rows over both;
     `made`: with what and when. Everything in the report is taken for untrusted text and escaped; its `data` is embedded
     as JSON. No script runs but ours, for long tables and for the widgets, which the page's policy names by their hash. Needs jinja2 (extra
     `models`).
     """
+
+    def wide(table: Table) -> bool:
+        return table.question in beside or len(table.columns) > _MOST_COLUMNS or len(table.rows) > _MOST_ROWS
+
     drawings: dict[str, list[Drawing]] = {}
     for plot in plots:
         drawn = draw(plot)
@@ -103,10 +111,10 @@ def render_html(
         beside.setdefault(widget.after, []).append(widget.markup)
     scripts = list(dict.fromkeys(_scripts(report, widgets)))
     return _OWN.fill("page.html", {
-        "report": report, "generator": generator(verb), "brand": brand, "verdict": verdict, "facts": facts,
+        "report": report, "generator": generator(verb), "brand": brand, "verdict": verdict, "facts": facts, "lead": lead,
         "drawings": drawings, "widgets": beside, "scripts": scripts, "script_hashes": [_hash(script) for script in scripts],
         "styles": list(dict.fromkeys(widget.style for widget in widgets if widget.style)), "made": made,
-        "json": _shielded(encode(report.data, compact=True)), "parted": _parted,
+        "json": _shielded(encode(report.data, compact=True)), "parted": _parted, "wide": wide,
     })  # fmt: skip
 
 

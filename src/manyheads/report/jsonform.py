@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from manyheads.report.value import Report
 
-__all__ = ["NOT_IN_JSON", "WHERE_ASKED", "as_json", "dumps", "encode", "finite", "key"]
+__all__ = ["NOT_IN_JSON", "WHERE_ASKED", "as_json", "dumps", "encode", "key"]
 
 _KEY = "json"
 # The metadata of a field (`dataclasses.field`) that is not simply the value of the key of its name.
@@ -59,11 +59,6 @@ def encode(data: Mapping[str, object], *, compact: bool = False) -> str:
     _check(data, "data")
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}
     return json.dumps(data, ensure_ascii=True, allow_nan=False, **layout) + "\n"
-
-
-def finite(value: float) -> float | None:
-    """A number as JSON can say it: None for NaN and infinities."""
-    return float(value) if math.isfinite(value) else None
 
 
 def _check(value: object, path: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from manyheads.checkpoints import Checkpoint
 from manyheads.checkpoints.demo import DEMO_NAME, is_demo
@@ -15,6 +14,7 @@ from manyheads.cost.whatif import what_if
 from manyheads.cost.workload import Workload
 from manyheads.errors import ManyheadsError
 from manyheads.spec.stack import StackSpec
+from manyheads.xray.record import CacheCurve, CurveSeries
 
 __all__ = ["KV_DTYPE", "cache_curve", "default_contexts", "next_command"]
 
@@ -28,10 +28,10 @@ def default_contexts(stack: StackSpec) -> list[int]:
     return [*(tokens for tokens in _CONTEXTS if tokens < limit), limit][-5:]
 
 
-def cache_curve(stack: StackSpec, contexts: Sequence[int]) -> dict[str, Any]:
+def cache_curve(stack: StackSpec, contexts: Sequence[int]) -> CacheCurve:
     """Cache bytes of one sequence against context, ideal and in each engine that keeps one: what the plot shows."""
     if stack.decoder is None:
-        return {"contexts": [], "series": []}
+        return CacheCurve((), ())
     longest = max(1 << 14, *contexts, default_context(stack))
     at = [1 << power for power in range(8, longest.bit_length()) if 1 << power < longest] + [longest]
     source = [default_source_tokens(stack, tokens) for tokens in at]
@@ -44,11 +44,8 @@ def cache_curve(stack: StackSpec, contexts: Sequence[int]) -> dict[str, Any]:
         for answer in engine_answers(stack, context=tokens, kv_dtype=KV_DTYPE, source_tokens=behind):
             if answer.applies:
                 series.setdefault(f"{answer.engine} {answer.version}", []).append(answer.bytes)
-    return {
-        "kv_dtype": KV_DTYPE,
-        "contexts": at,
-        "series": [{"name": name, "bytes": held} for name, held in series.items() if len(held) == len(at)],
-    }
+    lines = (CurveSeries(name, tuple(held)) for name, held in series.items() if len(held) == len(at))
+    return CacheCurve(tuple(at), tuple(lines), kv_dtype=KV_DTYPE)
 
 
 _OTHER_HEADS = {"mha": ("mqa",), "gqa": ("mha", "mqa"), "mqa": ("mha",), "mla": ("mha",), "window": ("mqa",)}

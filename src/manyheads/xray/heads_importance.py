@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,8 +29,16 @@ from manyheads.heads.effects import (
     text_objective,
 )
 from manyheads.heads.progress import Pace
-from manyheads.report.jsonform import finite
-from manyheads.xray.parts import Running
+from manyheads.xray.heads_record import (
+    BudgetSpent,
+    FirstPosition,
+    HeadAtFirst,
+    HeadImportance,
+    ImportanceFound,
+    Removable,
+    RemovableHeads,
+)
+from manyheads.xray.running import Running
 
 __all__ = ["HALVES", "WINDOWS", "WINDOW_TOKENS", "around", "weighed"]
 
@@ -44,7 +52,7 @@ _BEGINNING = 32
 _SHORTEST = 4
 _BEGINNINGS = 6
 _JUDGING = 6
-_WAYS = ("zero", "mean")
+_WAYS: tuple[Literal["zero", "mean"], ...] = ("zero", "mean")
 _SHARE = 0.01
 
 Say = Callable[[str], None]
@@ -70,9 +78,8 @@ class _Text:
         ]
 
 
-def weighed(run: Running, *, every: bool, seconds: float, say: Say) -> dict[str, Any]:
-    """The importance of every head by what a model of its kind is judged by (`heads.effects.objective`), and, as `removable`, how
-    many can go.
+def weighed(run: Running, *, every: bool, seconds: float, say: Say) -> tuple[ImportanceFound, Removable]:
+    """The importance of every head by what a model of its kind is judged by (`heads.effects.objective`), and how many can go.
 
     every    take all heads out on as many windows as the most promising, however long it takes
     seconds  begin no new work on taking heads out after that
@@ -89,10 +96,8 @@ def weighed(run: Running, *, every: bool, seconds: float, say: Say) -> dict[str,
     first = first_position_effects(
         run.loaded.model, text.beginnings, text.beginning_halves, means=found.means, metric=judge.metric, pace=pace
     )  # fmt: skip
-    told = _told(found, text, budget, every=every) | judge.as_json()
-    told["first_position"] = _told_first(first, text)
-    told["removable"] = _removable(run, found, first, text, judge=judge, pace=pace)
-    return told
+    importance = _importance(found, text, budget, judge, _first(first, text), every=every)
+    return importance, _removable(run, found, first, text, judge=judge, pace=pace)
 
 
 def around(run: Running) -> Frame:
@@ -145,11 +150,11 @@ def _order(found: Effects, first: Sequence[AtFirst], text: _Text, *, half: int, 
 
 def _removable(
     run: Running, found: Effects, first: Sequence[AtFirst], text: _Text, *, judge: Objective, pace: Pace
-) -> dict[str, Any]:  # fmt: skip
+) -> Removable:  # fmt: skip
     """How many heads can go on either half, in an order that comes from the other."""
     if judge.name == DRIFT:
         why = "it has no language head, so it is judged by the drift of its output, and 1% more than a drift of 0 is 0"
-        return {"reason": why, "texts": []}
+        return Removable(why)
     rows = []
     for number, half in enumerate(text.judging):
         for how in _WAYS:
@@ -159,53 +164,46 @@ def _removable(
                 metric=judge.metric, seed=run.seed, say=pace.passing(),
             )  # fmt: skip
             rows.append(
-                {
-                    "text": HALVES[number], "how": how, "heads": one.heads, "low": one.low, "high": one.high,
-                    "beyond": one.beyond, "total": one.total, "counts": list(one.counts), "losses": list(one.losses),
-                }
-            )  # fmt: skip
-    return {"reason": "", "share": _SHARE, "texts": rows}
+                RemovableHeads(
+                    HALVES[number], how, one.heads, one.low, one.high, one.beyond, one.total, one.counts, one.losses
+                )
+            )
+    return Removable("", _SHARE, tuple(rows))
 
 
-def _told(found: Effects, text: _Text, budget: Budget, *, every: bool) -> dict[str, Any]:
+def _importance(
+    found: Effects, text: _Text, budget: Budget, judge: Objective, first: FirstPosition, *, every: bool
+) -> ImportanceFound:  # fmt: skip
     """A row a head; `score` is what the grid shows."""
     measured = found.screened | (found.windows > 0)
-    apart = found.told_apart
-    rows = [
-        {
-            "head": format_head(head), "score": finite(float(found.loss[at])),
-            "loss_without": finite(float(found.loss[at])) if measured[at] else None, "loss_low": finite(float(found.low[at])),
-            "loss_high": finite(float(found.high[at])), "q_value": float(found.q_values[at]), "told_apart": bool(apart[at]),
-            "exact_windows": int(found.windows[at]), "screened": bool(found.screened[at]),
-            "expected": None if found.expected is None else float(found.expected[at]),
-            "first_order": None if found.slopes is None else float(found.slopes[at]),
-        }
+    apart, screened = found.told_apart, found.screened.any()
+    rows = tuple(
+        HeadImportance(
+            format_head(head), float(found.loss[at]), float(found.loss[at]) if measured[at] else None, float(found.low[at]),
+            float(found.high[at]), float(found.q_values[at]), bool(apart[at]), int(found.windows[at]), bool(found.screened[at]),
+            None if found.expected is None else float(found.expected[at]),
+            None if found.slopes is None else float(found.slopes[at]),
+        )
         for at, head in enumerate(found.heads)
-    ]  # fmt: skip
-    return {
-        "method": "mean", "heads": rows, "told_apart": int(apart.sum()), "fdr": FDR, "baseline": found.baseline,
-        "exact_heads": int((found.windows > 0).sum()), "exact_windows": int(found.windows.max()),
-        "screened_heads": int(found.screened.sum()), "screen_windows": len(text.texts.short) if found.screened.any() else 0,
-        "screen_tokens": text.short_tokens if found.screened.any() else 0, "windows": len(text.texts.windows), "window_tokens": len(text.rows[0][0]),
-        "budget": {"seconds": None if every else budget.seconds, "stopped": found.stopped},
-        "rank_correlation": _agreement(found.slopes, found.loss, measured),
-        "expected_correlation": _agreement(found.expected, found.loss, measured),
-        "first_order_seconds": found.first_seconds, "exact_seconds": found.seconds - (found.first_seconds or 0.0),
-        "prefix_reused": found.reused,
-    }  # fmt: skip
+    )  # fmt: skip
+    return ImportanceFound(
+        reason="", method="mean", heads=rows, told_apart=int(apart.sum()), fdr=FDR, baseline=found.baseline,
+        exact_heads=int((found.windows > 0).sum()), exact_windows=int(found.windows.max()),
+        screened_heads=int(found.screened.sum()), screen_windows=len(text.texts.short) if screened else 0,
+        screen_tokens=text.short_tokens if screened else 0, windows=len(text.texts.windows), window_tokens=len(text.rows[0][0]),
+        budget=BudgetSpent(None if every else budget.seconds, found.stopped),
+        rank_correlation=_agreement(found.slopes, found.loss, measured),
+        expected_correlation=_agreement(found.expected, found.loss, measured),
+        first_order_seconds=found.first_seconds, exact_seconds=found.seconds - (found.first_seconds or 0.0),
+        prefix_reused=found.reused, objective=judge.name, loss_is=judge.said, unit=judge.unit, first_position=first,
+    )  # fmt: skip
 
 
-def _told_first(found: Sequence[AtFirst], text: _Text) -> dict[str, Any]:
+def _first(found: Sequence[AtFirst], text: _Text) -> FirstPosition:
     if not found:
-        return {"reason": "its attention is not causal: no position is the first that every other sees", "heads": []}
-    return {
-        "reason": "", "windows": len(text.beginnings), "tokens": min(_BEGINNING, len(text.rows[0][0])),
-        "heads": [
-            {"head": format_head(one.head), "loss": one.loss, "low": finite(one.low), "high": finite(one.high),
-             "largest": one.largest}
-            for one in found
-        ],
-    }  # fmt: skip
+        return FirstPosition("its attention is not causal: no position is the first that every other sees")
+    rows = (HeadAtFirst(format_head(one.head), one.loss, one.low, one.high, one.largest) for one in found)
+    return FirstPosition("", len(text.beginnings), min(_BEGINNING, len(text.rows[0][0])), tuple(rows))
 
 
 def _agreement(one: np.ndarray | None, other: np.ndarray, which: np.ndarray) -> float | None:

@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from manyheads.heads.address import format_head, parse_head
-from manyheads.heads.effects.tables import FIRST, MATTER, first_table, matter_table
-from manyheads.heads.left_out import left_out_notes
+from manyheads.heads.left_out import NotMeasured, left_out_notes
 from manyheads.heads.roles import SINK
 from manyheads.heads.roles.tables import CONTROLS, ORDER, by_reason, controls, correction, counted, role_name, two
 from manyheads.report import units
 from manyheads.report.value import Column, Table
+from manyheads.xray.heads_record import HeadsFound
+from manyheads.xray.importance_tables import FIRST, MATTER, first_table, matter_table
 
 __all__ = ["BUDGET", "CLEAREST", "CONTROLS", "FIRST", "MATTER", "ROLES", "tables"]
 
-Data = Mapping[str, Any]
 ROLES = "What does each head do?"
 BUDGET = "How many heads can go for 1% more loss?"
 CLEAREST = 3
 
 
-def tables(data: Data) -> tuple[Table, ...]:
+def tables(found: HeadsFound) -> tuple[Table, ...]:
     """Roles, importance and how many can go, in reading order; one that could not be made says why."""
-    own = data["roles"]
-    held = () if own["reason"] else (controls(own["roles"], (one["holding"] for one in own["roles"])),)
-    return _roles(data), *held, *_matter(data), _budget(data)
+    own = found.roles
+    held = () if isinstance(own, NotMeasured) else (controls(own.roles, (one.holding for one in own.roles)),)
+    return _roles(found), *held, *_matter(found), _budget(found)
 
 
 def _missing(question: str, what: str, reason: str) -> Table:
     return Table(question, (Column("measure"), Column("value")), ((what, "none"), ("why", reason)))
 
 
-def _roles(data: Data) -> Table:
-    own = data["roles"]
-    if own["reason"]:
-        return _missing(ROLES, "roles", own["reason"])
+def _roles(found: HeadsFound) -> Table:
+    own = found.roles
+    if isinstance(own, NotMeasured):
+        return _missing(ROLES, "roles", own.reason)
     rows = [
         (
-            role_name(one["role"], row["detail"]), _short(row["head"]), two(row["score"]),
-            f"{two(row['low'])} to {two(row['high'])}", two(row["control"]),
+            role_name(one.role, row.detail), _short(row.head), two(row.score),
+            f"{two(row.low)} to {two(row.high)}", two(row.control),
         )
-        for one in own["roles"]
-        for row in one["heads"][:CLEAREST]
+        for one in own.roles
+        for row in one.heads[:CLEAREST]
     ]  # fmt: skip
     notes = [
-        *counted(own["labels"].values(), sum(one["holding"] for one in own["roles"] if one["role"] == SINK)),
+        *counted(own.labels.values(), sum(one.holding for one in own.roles if one.role == SINK)),
         correction(own),
         ORDER,
-        f"{own['windows']} windows of {own['window_tokens']} tokens; {own['bos']}",
-        *by_reason(own["not_tested"]),
-        *left_out_notes(own["left_out"]),
+        f"{own.windows} windows of {own.window_tokens} tokens; {own.bos}",
+        *by_reason(own.not_tested),
+        *left_out_notes(own.left_out),
     ]
-    notes += [f"no maps of where heads look: {data['maps']['reason']}"] if data["maps"]["reason"] else []
+    notes += [f"no maps of where heads look: {found.maps.reason}"] if found.maps.reason else []
     columns = (
         Column("role, the clearest heads"), Column("head"), Column("score", "right"), Column("95% interval", "right"),
         Column("control", "right"),
@@ -64,30 +61,29 @@ def _short(address: str) -> str:
     return format_head(parse_head(address), short=True)
 
 
-def _matter(data: Data) -> tuple[Table, ...]:
-    own = data["importance"]
-    if own["reason"]:
-        return (_missing(MATTER, "importance", own["reason"]),)
-    labels = {} if data["roles"]["reason"] else data["roles"]["labels"]
-    apart = () if own["first_position"]["reason"] else (first_table(own, labels),)
+def _matter(found: HeadsFound) -> tuple[Table, ...]:
+    own = found.importance
+    if isinstance(own, NotMeasured):
+        return (_missing(MATTER, "importance", own.reason),)
+    labels = {} if isinstance(found.roles, NotMeasured) else found.roles.labels
+    apart = () if own.first_position.reason else (first_table(own, labels),)
     return matter_table(own, labels), *apart
 
 
-def _budget(data: Data) -> Table:
-    own = data["removable"]
-    if own["reason"]:
-        return _missing(BUDGET, "a number", own["reason"])
+def _budget(found: HeadsFound) -> Table:
+    own, loss = found.removable, found.importance
+    if own.reason or isinstance(loss, NotMeasured):
+        return _missing(BUDGET, "a number", own.reason)
     rows = tuple(
         (
-            row["text"], "nothing" if row["how"] == "zero" else "its mean",
-            "all of them" if row["beyond"] else f"{units.number(row['heads'])} of {units.number(row['total'])}",
-            f"{row['low']} to {row['high']}", f"{row['heads'] / row['total']:.0%}",
+            row.text, "nothing" if row.how == "zero" else "its mean",
+            "all of them" if row.beyond else f"{units.number(row.heads)} of {units.number(row.total)}",
+            f"{row.low} to {row.high}", f"{row.heads / row.total:.0%}",
         )
-        for row in own["texts"]
+        for row in own.texts
     )  # fmt: skip
-    loss = data["importance"]
     notes = (
-        f"loss of {loss['objective']}, {loss['unit']}",
+        f"loss of {loss.objective}, {loss.unit}",
         "least important first, by what the other half says that each costs alone: no head is chosen on the text that it is judged by",
         "interval: 95%, over the windows, numbers tried until nearly all of them cross; between two of them straight lines",
         "taken out together and not retrained; `manyheads prune` removes them for real",

@@ -9,29 +9,28 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyheads.checkpoints import Checkpoint
 from manyheads.cost.pricing import price
-from manyheads.cost.tables import tables as priced_tables
-from manyheads.cost.tables import title
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.models.load.model import Loaded, first_line, hushed, load
 from manyheads.models.load.text import Reading
 from manyheads.models.load.tokenizing import tokenized
-from manyheads.models.parameter_count import check_parameters
+from manyheads.models.parameter_count import ParameterCheck, check_parameters
 from manyheads.models.resident_bytes import CacheCheck, Inputs, measure_cache, prompt_length
 from manyheads.models.scoring import MOST_WINDOW, Scores, first_tokens, score, shuffled
 from manyheads.models.surroundings import machine, usual_threads, versions
-from manyheads.report.jsonform import as_json, finite
 from manyheads.report.units import duration
-from manyheads.report.value import Report
 from manyheads.spec.kv import Heads
 from manyheads.spec.stack import StackSpec
 from manyheads.xray.cost import KV_DTYPE, cache_curve, default_contexts, next_command
-from manyheads.xray.parts import Part, Running, Section
+from manyheads.xray.heads import HeadsAsked, heads_found
+from manyheads.xray.heads_record import HeadsFound
+from manyheads.xray.record import EncoderRun, Shape, TextFound, TextScores, Timings, WindowLoss, XRay
+from manyheads.xray.running import Running
 
 __all__ = ["MOST_TOKENS", "SCHEMA", "Request", "xray"]
 
@@ -46,7 +45,8 @@ Say = Callable[[str], None]
 class Request:
     """What is asked. `model`: with weights; `reading`: the text; `tokens`: the first so many
     of it; `contexts`: tokens to price, () for the model's own; `threads`: of torch, 0 for as many as are free; `dtype` and
-    `device`: what it runs in and where; `bos`: a beginning-of-text token before each window; `command`: as it was typed.
+    `device`: what it runs in and where; `bos`: a beginning-of-text token before each window; `heads`: what is asked of heads,
+    None to leave them out; `command`: as it was typed.
     """
 
     model: Checkpoint
@@ -58,29 +58,29 @@ class Request:
     device: str = "cpu"
     bos: bool = False
     seed: int = 0
+    heads: HeadsAsked | None = field(default_factory=HeadsAsked)
     command: str = "manyheads xray"
 
 
-def xray(request: Request, *, say: Say = lambda _: None, sections: Sequence[Section] = ()) -> Report:
-    """Loads the model, runs it on the text, and compares what it holds with what was predicted.
+def xray(request: Request, *, say: Say = lambda _: None) -> XRay:
+    """Loads the model, runs it on the text, compares what it holds with what was predicted, and looks into its heads.
 
-    `say` is told what is being done; `sections` look further into the loaded model, each adding its part. Raises
-    ManyheadsError, one line, where the model or the text cannot be had; numbers that disagree raise nothing: they are in the
-    report, and its `data["agrees"]` is False.
+    `say` is told what is being done. Raises ManyheadsError, one line, where the model or the text cannot be had; numbers that
+    disagree raise nothing: they are in the result, and its `agrees` is False.
     """
     checkpoint = request.model
     with _threads(request.threads) as threads:
         loaded = _loaded(request, threads, say)
         try:
             with hushed():
-                measured, parts = _measured(request, checkpoint.stack, loaded, say, sections)
+                measured = _measured(request, checkpoint.stack, loaded, say)
         except ManyheadsError:
             raise
         except Exception as error:  # a model of transformers that does not run is not a bug of ours
             raise BackendError(
                 f"{checkpoint.name}: transformers cannot run it ({type(error).__name__}: {first_line(error)})"
             ) from error
-        return _report(request, checkpoint, loaded, measured, parts)
+        return _found(request, checkpoint, loaded, measured)
 
 
 @contextlib.contextmanager
@@ -116,33 +116,37 @@ class _Tokens:
     goes_on: bool = False
 
     def running(self, request: Request, stack: StackSpec, loaded: Loaded) -> Running:
-        """What the sections are told."""
+        """What the parts look into."""
         return Running(
             loaded, stack, self.ids, self.of_text, "" if self.of_text else self.no_score, self.no_score, request.reading.text,
             stack.context or stack.main.position_rows or 0, request.bos, request.seed,
         )  # fmt: skip
 
 
-def _measured(
-    request: Request, stack: StackSpec, loaded: Loaded, say: Say, sections: Sequence[Section]
-) -> tuple[dict[str, Any], list[Part]]:
+@dataclass(frozen=True)
+class _Measured:
+    parameters: ParameterCheck
+    text: TextFound
+    cache: CacheCheck
+    timings: Timings
+    heads: HeadsFound | None
+
+
+def _measured(request: Request, stack: StackSpec, loaded: Loaded, say: Say) -> _Measured:
     tokens = _tokens(request, stack, loaded)
-    timings: dict[str, Any] = {"load_seconds": loaded.seconds}
-    parameters = check_parameters(loaded.model, stack).as_dict()
+    parameters = check_parameters(loaded.model, stack)
     text = _text(request, stack, loaded, tokens, say)
     say("looking into its cache" if stack.decoder is not None else "running it once")
     began = time.perf_counter()
     cache = _cache(request, stack, loaded, tokens)
-    timings["cache_seconds"] = time.perf_counter() - began
+    cache_seconds = time.perf_counter() - began
     if stack.decoder is None:
-        text["forward"] = _forward(loaded.model, tokens.ids[: _window(stack, bos=False)])
-    parts = []
-    timings["parts_seconds"] = {}
-    for section in sections:
-        began = time.perf_counter()
-        parts.append(section(tokens.running(request, stack, loaded), say))
-        timings["parts_seconds"][parts[-1].key] = time.perf_counter() - began
-    return {"parameters": parameters, "text": text, "cache": cache.as_dict(), "timings": timings}, parts
+        text = replace(text, forward=_forward(loaded.model, tokens.ids[: _window(stack, bos=False)]))
+    began, heads = time.perf_counter(), None
+    if request.heads is not None:
+        heads = heads_found(tokens.running(request, stack, loaded), request.heads, say)
+    parts = {"heads": time.perf_counter() - began} if heads is not None else {}
+    return _Measured(parameters, text, cache, Timings(loaded.seconds, cache_seconds, parts), heads)
 
 
 def _tokens(request: Request, stack: StackSpec, loaded: Loaded) -> _Tokens:
@@ -177,32 +181,27 @@ def _window(stack: StackSpec, *, bos: bool) -> int:
     return max(min(MOST_WINDOW, limit - bos), 2)
 
 
-def _text(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens, say: Say) -> dict[str, Any]:
+def _text(request: Request, stack: StackSpec, loaded: Loaded, tokens: _Tokens, say: Say) -> TextFound:
     reading = request.reading
     window = _window(stack, bos=request.bos)
-    told: dict[str, Any] = {
-        "name": reading.name, "sha256": reading.sha256, "shipped": reading.shipped, "tokens": 0, "window": window,
-        "first_token_of_window_scored": False, "bos": request.bos, "tokenizer_adds_bos": False, "reason": tokens.no_score,
-        "scores": None, "shuffled": None, "goes_on": tokens.goes_on,
-    }  # fmt: skip
-    if not tokens.of_text:
-        return told
-    told |= {"tokens": len(tokens.ids), "tokenizer_adds_bos": _adds_bos(loaded.tokenizer)}
-    if tokens.no_score:
-        return told
+    found = TextFound(
+        name=reading.name, sha256=reading.sha256, shipped=reading.shipped, tokens=len(tokens.ids) if tokens.of_text else 0,
+        window=window, first_token_of_window_scored=False, bos=request.bos,
+        tokenizer_adds_bos=tokens.of_text and _adds_bos(loaded.tokenizer), reason=tokens.no_score, scores=None, shuffled=None,
+        goes_on=tokens.goes_on,
+    )  # fmt: skip
+    if not tokens.of_text or tokens.no_score:
+        return found
     bos = _bos(loaded.tokenizer) if request.bos else None
-    runs = (
-        ("scores", reading.name, tokens.ids),
-        ("shuffled", "the same tokens shuffled", shuffled(tokens.ids, request.seed)),
-    )
-    for key, what, ids in runs:
+
+    def scored(what: str, ids: Sequence[int]) -> TextScores:
         say(f"reading {len(ids):,} tokens: {what}")
-        told[key] = _scored(score(loaded.model, ids, window=window, bos=bos, say=_pace(say)))
-    first, control = told["scores"]["loss"], told["shuffled"]["loss"]
-    told["times_more_perplexed_when_shuffled"] = (
-        math.exp(min(control - first, 700.0)) if first is not None and control is not None else None
-    )
-    return told
+        return _scored(score(loaded.model, ids, window=window, bos=bos, say=_pace(say)))
+
+    first = scored(reading.name, tokens.ids)
+    control = scored("the same tokens shuffled", shuffled(tokens.ids, request.seed))
+    times = math.exp(min(control.loss - first.loss, 700.0)) if math.isfinite(control.loss - first.loss) else math.nan
+    return replace(found, scores=first, shuffled=control, times_more_perplexed_when_shuffled=times)
 
 
 def _adds_bos(tokenizer: Any) -> bool:
@@ -217,15 +216,9 @@ def _bos(tokenizer: Any) -> int:
     return int(tokenizer.bos_token_id)
 
 
-def _scored(found: Scores) -> dict[str, Any]:
-    """As JSON, which knows no infinity: what is not finite is null."""
-    return {
-        "scored_tokens": found.scored,
-        "loss": finite(found.loss),
-        "perplexity": finite(found.perplexity),
-        "windows": [{"tokens": n, "loss": finite(loss)} for loss, n in zip(found.losses, found.counts, strict=True)],
-        "seconds": found.seconds,
-    }
+def _scored(found: Scores) -> TextScores:
+    windows = tuple(WindowLoss(n, loss) for loss, n in zip(found.losses, found.counts, strict=True))
+    return TextScores(found.scored, found.loss, found.perplexity, windows, found.seconds)
 
 
 def _pace(say: Say) -> Callable[[int, int], None]:
@@ -268,24 +261,17 @@ def _source(request: Request, stack: StackSpec, model: Any, ids: Sequence[int]) 
     return {"source": noise, "source_name": name}
 
 
-def _forward(model: Any, ids: Sequence[int]) -> dict[str, Any]:
+def _forward(model: Any, ids: Sequence[int]) -> EncoderRun:
     """One forward run of an encoder: what it gives and whether it is finite."""
     import torch
 
     began = time.perf_counter()
     with torch.inference_mode():
         out = model(input_ids=torch.tensor([list(ids)], device=model.device))[0]
-    return {
-        "tokens": len(ids), "output_shape": list(out.shape), "finite": bool(torch.isfinite(out).all()),
-        "seconds": time.perf_counter() - began,
-    }  # fmt: skip
+    return EncoderRun(len(ids), tuple(out.shape), bool(torch.isfinite(out).all()), time.perf_counter() - began)
 
 
-def _report(
-    request: Request, checkpoint: Checkpoint, loaded: Loaded, measured: Mapping[str, Any], parts: Sequence[Part]
-) -> Report:
-    from manyheads.xray.tables import tables, verdict
-
+def _found(request: Request, checkpoint: Checkpoint, loaded: Loaded, measured: _Measured) -> XRay:
     stack = checkpoint.stack
     contexts = list(request.contexts) or default_contexts(stack)
     cost = price(
@@ -293,45 +279,32 @@ def _report(
         weight_bytes=checkpoint.stored_bytes or 0, name=checkpoint.name, source=checkpoint.source,
         notes=checkpoint.notes,
     )  # fmt: skip
-    data: dict[str, Any] = {
-        "schema": SCHEMA, "model": checkpoint.name, "source": checkpoint.source, "family": checkpoint.family,
-        "class": type(loaded.model).__name__, "shape": _shape(checkpoint, loaded.model), **measured,
-    }  # fmt: skip
-    data["agrees"] = data["parameters"]["equal"] and data["cache"]["equal"]
-    data["notes"] = [*checkpoint.all_notes, *loaded.notes]
-    data["cost"] = as_json(cost)
-    data["cache_curve"] = cache_curve(stack, contexts)
-    data |= {
-        "command": request.command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "seed": request.seed,
-        "dtype": request.dtype, "device": request.device, "machine": machine(), "versions": versions(),
-        "unpacked": loaded.kept, "next_command": next_command(checkpoint),
-    }  # fmt: skip
-    data |= {part.key: part.data for part in parts}
-    made = tables(data, priced_tables(cost))
-    return Report(
-        title=title(cost),
-        tables=(*made[:-1], *(table for part in parts for table in part.tables), made[-1]),
-        data=data,
-        notes=(verdict(data), *data["notes"]),
-        next_command=data["next_command"],
-    )
+    return XRay(
+        schema=SCHEMA, model=checkpoint.name, source=checkpoint.source, family=checkpoint.family,
+        class_name=type(loaded.model).__name__, shape=_shape(checkpoint, loaded.model), parameters=measured.parameters,
+        text=measured.text, cache=measured.cache, timings=measured.timings,
+        agrees=measured.parameters.equal and measured.cache.equal, notes=(*checkpoint.all_notes, *loaded.notes), cost=cost,
+        cache_curve=cache_curve(stack, contexts), command=request.command, date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        seed=request.seed, dtype=request.dtype, device=request.device, machine=machine(), versions=versions(),
+        unpacked=loaded.kept, next_command=next_command(checkpoint), heads=measured.heads,
+    )  # fmt: skip
 
 
-def _shape(checkpoint: Checkpoint, model: Any) -> dict[str, Any]:
+def _shape(checkpoint: Checkpoint, model: Any) -> Shape:
     """The model's measures, those of its first attention where layers differ."""
     stack = checkpoint.stack
     first = next((a for block in stack.main.blocks for a in block.attentions), None)
     kv = first.kv if first else None
-    return {
-        "layers": stack.layers,
-        "encoder_layers": len(stack.encoder.blocks) if stack.encoder and stack.decoder else 0,
-        "d_model": stack.main.d_model,
-        "num_attention_heads": first.num_heads if first else 0,
-        "num_key_value_heads": kv.num_kv_heads if isinstance(kv, Heads) else None,
-        "head_dim": first.head_dim if first else 0,
-        "vocab_size": stack.vocab_size,
-        "context": stack.context,
-        "stored_dtype": checkpoint.weight_dtype,
-        "stored_bytes": checkpoint.stored_bytes,
-        "attention_implementation": getattr(model.config, "_attn_implementation", "") or "",
-    }
+    return Shape(
+        layers=stack.layers,
+        encoder_layers=len(stack.encoder.blocks) if stack.encoder and stack.decoder else 0,
+        d_model=stack.main.d_model,
+        num_attention_heads=first.num_heads if first else 0,
+        num_key_value_heads=kv.num_kv_heads if isinstance(kv, Heads) else None,
+        head_dim=first.head_dim if first else 0,
+        vocab_size=stack.vocab_size,
+        context=stack.context,
+        stored_dtype=checkpoint.weight_dtype,
+        stored_bytes=checkpoint.stored_bytes,
+        attention_implementation=getattr(model.config, "_attn_implementation", "") or "",
+    )

@@ -26,9 +26,11 @@ from manyheads.errors import BackendError, CheckpointError, ConversionError, Man
 from manyheads.heads.pruning import check_folder, export_pruned, load_pruned, mask  # noqa: E402
 from manyheads.heads.pruning import export as exporting  # noqa: E402
 from manyheads.heads.pruning.random_inputs import logits_of, random_batch  # noqa: E402
+from manyheads.heads.pruning.record import HowChosen, Losses  # noqa: E402
 from manyheads.models.door.door import open_door  # noqa: E402
 from manyheads.models.load.model import load  # noqa: E402
 from manyheads.models.resident_bytes import Inputs, measure_cache  # noqa: E402
+from manyheads.report.jsonform import as_json  # noqa: E402
 from support import (  # noqa: E402
     rounding,
     tiny_models,
@@ -158,7 +160,7 @@ def test_the_cache_is_as_small_as_predicted(tmp_path: Path, form: str) -> None:
         loaded, open_model(tmp_path / "out").stack, Inputs(tuple(range(3, 20))), dtype="fp32", seed=0
     )
     assert measured.equal
-    assert next(row.measured for row in measured.rows if row.which == "logical") == 16 * done.cache_bytes
+    assert measured.prefill.logical.measured == 16 * done.cache_bytes
     ids = torch.tensor([[5, 6, 7]])
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
     assert torch.equal(loaded.generate(ids, **options), loaded.generate(ids, use_cache=False, **options))
@@ -244,17 +246,17 @@ def test_an_export_says_where_it_came_from_and_what_it_lost(tmp_path: Path) -> N
     (folder / "README.md").write_text("---\nlicense: other\nlicense_name: mine\ntags: [a]\n---\n# A model\n")
     (folder / "LICENSE.txt").write_text("Do as you like.\n")
     (folder / "notice").write_text("By me.\n")
-    losses = {
-        "reason": "", "objective": "next token", "unit": "nats a token", "before": 2.0, "after": 2.25, "change": 0.25,
-        "interval": [0.125, 0.375], "tokens": 1_024, "windows": 4, "text": "a.txt", "text_sha256": "ab" * 32,
-    }  # fmt: skip
-    choice = {"chosen": "greedy by ablation to the mean", "rounds": 3, "losses": losses}
+    losses = Losses(
+        reason="", objective="next token", loss_is="mean", unit="nats a token", before=2.0, after=2.25, change=0.25,
+        interval=(0.125, 0.375), tokens=1_024, windows=4, text="a.txt", text_sha256="ab" * 32, goes_on=False, init=None,
+    )  # fmt: skip
+    choice = HowChosen("greedy by ablation to the mean", 3, losses)
     export_pruned(folder, {0: (0, 1)}, tmp_path / "out", choice=choice)
     told, card = (
         json.loads((tmp_path / "out" / "pruning.json").read_text()),
         (tmp_path / "out" / "README.md").read_text(),
     )
-    assert {key: told[key] for key in choice} == choice
+    assert {key: told[key] for key in ("chosen", "rounds", "losses")} == as_json(choice)
     assert (told["model"], told["original"], told["earlier"]) == ("src", "src", [])
     assert told["versions"]["manyheads"] == manyheads.__version__
     hashes = {

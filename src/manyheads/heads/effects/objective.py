@@ -68,10 +68,6 @@ class Objective:
         """
         return [self._make(row, number) for number, row in enumerate(rows)]
 
-    def as_json(self) -> dict[str, str]:
-        """What reports say of it."""
-        return {"objective": self.name, "loss_is": self.said, "unit": self.unit}
-
     def check(self, method: str) -> None:
         """ManyheadsError, naming what would do, where `method` of `heads.effects.importance` cannot be had."""
         if method == "first-order" and not self.first_order:

@@ -1,15 +1,16 @@
 """What `manyheads heads` does: statistics of every head on a text, the roles that beat their control, and their importance.
 
-The tables are made from the object alone (`heads.overview.tables`), so that what is printed and what was measured cannot
-differ.
+The tables (`heads.overview.tables`) and the JSON are functions of what it returns, so that what is printed and what was measured
+cannot differ.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -22,27 +23,29 @@ from manyheads.heads.attention_modules import row_of
 from manyheads.heads.batches import longest_text, windows
 from manyheads.heads.effects import FDR, Importance, head_importance, reads_with_decoder, text_objective
 from manyheads.heads.left_out import LeftOut, present
+from manyheads.heads.overview.record import Chance, HeadFigures, HeadInDetail, HeadsOverview, ImportanceSaid, TextRead
 from manyheads.heads.progress import Pace
 from manyheads.heads.roles import LEAST_EFFECT, RoleReport, Sentence, head_roles, read_conllu, token_kinds
+from manyheads.heads.roles.record import roles_tested
 from manyheads.heads.statistics import HeadStatistics, head_statistics
 from manyheads.models.load.model import Loaded, hushed, load
 from manyheads.models.load.text import Reading
 from manyheads.models.scoring import first_tokens
 from manyheads.models.surroundings import usual_threads
-from manyheads.report.jsonform import finite
 
 __all__ = ["IMPORTANCE", "SCHEMA", "Request", "overview"]
 
 SCHEMA = "manyheads.heads/1"
-IMPORTANCE = ("first-order", "zero", "mean", "resample", "none")
+Importances = Literal["first-order", "zero", "mean", "resample", "none"]
+IMPORTANCE: tuple[Importances, ...] = get_args(Importances)
 # The figures by their names in the object, and where HeadStatistics has them.
 _PLAIN = {
     "entropy": "entropy", "distance": "distance", "spread": "logit_std", "sink": "sink_mass", "output_norm": "output_norm",
 }  # fmt: skip
 
 Say = Callable[[str], None]
-# Is shown the model while it is there: (loaded, what is told, the text, its tokens, what is put around them).
-Look = Callable[[Loaded, Mapping[str, Any], str, Sequence[int], Frame], None]
+# Is shown the model while it is there: (loaded, what was found, the text, its tokens, what is put around them).
+Look = Callable[[Loaded, HeadsOverview, str, Sequence[int], Frame], None]
 Sentences = tuple[Sentence, ...]
 
 
@@ -55,7 +58,8 @@ class Request:
     head         the address of one head, "" for all
     roles        whether roles are tested; conllu  a CoNLL-U file for the syntactic ones, "" for none
     least_effect how far above its control the score of a role must be
-    importance   of IMPORTANCE
+    importance   how it is measured
+    asked        the model as the user named it, "" where nobody did, for the command that is suggested
     """
 
     model: Checkpoint
@@ -67,15 +71,16 @@ class Request:
     roles: bool = True
     conllu: str = ""
     least_effect: float = LEAST_EFFECT
-    importance: str = IMPORTANCE[0]
+    importance: Importances = "first-order"
     dtype: str = "fp32"
     device: str = "cpu"
     threads: int = 0
     seed: int = 0
+    asked: str = ""
 
 
-def overview(request: Request, *, say: Say = lambda _: None, look: Look | None = None) -> dict[str, Any]:
-    """Does it and tells it, as docs/heads.md describes. `look` is called at the end, while the model is still there.
+def overview(request: Request, *, say: Say = lambda _: None, look: Look | None = None) -> HeadsOverview:
+    """Does it, as docs/heads.md describes. `look` is called at the end, while the model is still there.
 
     Raises ManyheadsError, one line, for a head that is not there, a text of fewer than two tokens, a model that reads no
     text or came without a tokenizer; BackendError where its attention does not pass through the door.
@@ -86,11 +91,11 @@ def overview(request: Request, *, say: Say = lambda _: None, look: Look | None =
         say(f"loading {request.model.name} in {request.dtype} on {request.device}; threads: {threads}")
         loaded = load(request.model, dtype=request.dtype, device=request.device, say=say)
         with hushed():
-            told, ids, around = _told(request, loaded, one, sentences, say)
+            found, ids, around = _found(request, loaded, one, sentences, say)
             if look is not None:
                 say("where every head looks")
-                look(loaded, told, request.reading.text, ids, around)
-            return told
+                look(loaded, found, request.reading.text, ids, around)
+            return found
 
 
 @contextlib.contextmanager
@@ -103,9 +108,9 @@ def _threads(asked: int) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _told(
+def _found(
     request: Request, loaded: Loaded, one: Head | None, sentences: Sentences | None, say: Say
-) -> tuple[dict[str, Any], list[int], Frame]:
+) -> tuple[HeadsOverview, list[int], Frame]:
     ids, goes_on, around = _text(request, loaded)
     # The two ends of a short batch: enough to know which heads there are, before anything takes long.
     two = head_statistics(loaded.model, [reads_with_decoder(loaded.model, torch.tensor([ids[:2]]))], max_offset=2)
@@ -119,19 +124,17 @@ def _told(
     told = Pace(say).counted("windows")
     found = head_statistics(loaded.model, parts, key_sets=sets, say=lambda done: told(done, len(parts)))
     tested, why_no_roles = _roles(request, loaded, ids, sentences, say)
-    scores, about, why_no_scores = _importance(request, loaded, ids, width, around, say)
-    return {
-        "schema": SCHEMA, "model": request.model.name, "seed": request.seed, "dtype": request.dtype, "device": request.device,
-        "text": {
-            "name": request.reading.name, "sha256": request.reading.sha256, "tokens": len(ids), "window": width,
-            "windows": len(parts), "goes_on": goes_on, "left_out": _alone(ids, width), "around": around.said, "decoder_reads_the_same": _both(loaded.model),
-        },
-        "reach": found.max_offset, "heads": _heads(found, tested, scores), "chance": _chance(found),
-        "one": None if one is None else _one(found, one), "uncalled": list(found.uncalled),
-        "roles": None if tested is None else tested.as_json(), "without_roles": why_no_roles,
-        "importance": None if scores is None else {"method": scores.method, "loss": scores.baseline, **about},
-        "without_importance": why_no_scores,
-    }, ids, around  # fmt: skip
+    scores, judge, why_no_scores = _importance(request, loaded, ids, width, around, say)
+    reading = request.reading
+    text = TextRead(
+        reading.name, reading.sha256, len(ids), width, len(parts), goes_on, _alone(ids, width), around.said, _both(loaded.model)
+    )  # fmt: skip
+    return HeadsOverview(
+        schema=SCHEMA, model=request.model.name, seed=request.seed, dtype=request.dtype, device=request.device, text=text, reach=found.max_offset,
+        heads=_heads(found, tested, scores), chance=_chance(found), one=None if one is None else _one(found, one),
+        uncalled=tuple(found.uncalled), roles=None if tested is None else roles_tested(tested), without_roles=why_no_roles,
+        importance=judge, without_importance=why_no_scores, asked=request.asked,
+    ), ids, around  # fmt: skip
 
 
 def _text(request: Request, loaded: Loaded) -> tuple[list[int], bool, Frame]:
@@ -151,10 +154,10 @@ def _text(request: Request, loaded: Loaded) -> tuple[list[int], bool, Frame]:
     return ids, goes_on, frame(loaded.tokenizer, bos=request.bos)
 
 
-def _alone(ids: Sequence[int], width: int) -> list[dict[str, Any]]:
+def _alone(ids: Sequence[int], width: int) -> tuple[LeftOut, ...]:
     """A last window of one token, which is not read."""
     why = "the last window would have one token, which sees no other"
-    return [one.as_json() for one in present(LeftOut("tokens", int(len(ids) % width == 1), len(ids), why))]
+    return present(LeftOut("tokens", int(len(ids) % width == 1), len(ids), why))
 
 
 def _both(model: Any) -> bool:
@@ -212,59 +215,58 @@ def _roles(
 
 def _importance(
     request: Request, loaded: Loaded, ids: Sequence[int], width: int, around: Frame, say: Say
-) -> tuple[Importance | None, dict[str, str], str]:
+) -> tuple[Importance | None, ImportanceSaid | None, str]:
     """The scores, what they are about, and why there are none."""
     if request.importance == "none":
-        return None, {}, "not asked for"
+        return None, None, "not asked for"
     try:
         judge = text_objective(loaded.model, loaded.tokenizer, around=around, seed=request.seed)
         judge.check(request.importance)
         rows = [ids[start : start + width] for start in range(0, len(ids), width)]
         parts = judge.batches(row for row in rows if len(row) > 1)
     except ManyheadsError as error:
-        return None, {}, str(error)
+        return None, None, str(error)
     say(f"importance: {request.importance}, for {judge.name}")
     told = Pace(say).counted("passes")
     scores = head_importance(loaded.model, parts, metric=judge.metric, method=request.importance, say=told)
-    return scores, judge.as_json(), ""
+    return scores, ImportanceSaid(request.importance, scores.baseline, judge.name, judge.said, judge.unit), ""
 
 
-def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance | None) -> list[dict[str, Any]]:
+def _heads(found: HeadStatistics, tested: RoleReport | None, scores: Importance | None) -> tuple[HeadFigures, ...]:
     labels = {} if tested is None else tested.labels()
     costs = _costs(scores)
-    rows = []
-    for row, module in enumerate(found.modules):
-        for number in _numbers(found, row):
-            head = Head(module.layer, number, module.stack)
-            rows.append(
-                {"head": format_head(head), "stage": module.stack, "layer": module.layer, "number": number}
-                | _figures(found, row, number) | _strongest(found, row, number)
-                | {"role": labels.get(head, ""), "importance": None if scores is None else finite(scores.score(head))}
-                | costs(head)
-            )  # fmt: skip
-    return rows
+    return tuple(
+        HeadFigures(
+            head=format_head(head), stage=module.stack, layer=module.layer, number=number, **_figures(found, row, number),
+            **_strongest(found, row, number), role=labels.get(head, ""),
+            importance=math.nan if scores is None else scores.score(head), **costs(head),
+        )
+        for row, module in enumerate(found.modules)
+        for number in _numbers(found, row)
+        for head in [Head(module.layer, number, module.stack)]
+    )  # fmt: skip
 
 
 def _costs(scores: Importance | None) -> Callable[[Head], dict[str, Any]]:
     """What is known of how sure the importance of a head is, where heads were taken out on several windows."""
     if scores is None or not bool(scores.exact.any()) or len(scores.weights) < 2:
-        return lambda _: {"importance_low": None, "importance_high": None, "told_apart": None}
+        return lambda _: {"importance_low": math.nan, "importance_high": math.nan, "told_apart": None}
     (low, high), q_values = scores.interval(), scores.q_values()
 
     def costs(head: Head) -> dict[str, Any]:
         at = row_of(scores.modules, head), head.head
         apart = bool(q_values[at] <= FDR) and scores.score(head) > 0
         return {
-            "importance_low": finite(float(low[at])), "importance_high": finite(float(high[at])), "told_apart": apart
+            "importance_low": float(low[at]), "importance_high": float(high[at]), "told_apart": apart
         }  # fmt: skip
 
     return costs
 
 
 def _figures(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
-    masses = {name: finite(array[row, number]) for name, array in found.mass.items()}
+    masses = {name: float(array[row, number]) for name, array in found.mass.items()}
     return {"mass": masses} | {
-        name: finite(getattr(found, attribute)[row, number]) for name, attribute in _PLAIN.items()
+        name: float(getattr(found, attribute)[row, number]) for name, attribute in _PLAIN.items()
     }
 
 
@@ -272,29 +274,23 @@ def _strongest(found: HeadStatistics, row: int, number: int) -> dict[str, Any]:
     """The distance that most queries have their strongest key at (± reach: so far or farther), and the share of them."""
     shares = found.top_offsets[row, number]
     if np.isnan(shares).all():
-        return {"top_offset": None, "top_offset_share": None}
+        return {"top_offset": None, "top_offset_share": math.nan}
     best = int(np.nanargmax(shares))
-    return {"top_offset": best - found.max_offset, "top_offset_share": finite(shares[best])}
+    return {"top_offset": best - found.max_offset, "top_offset_share": float(shares[best])}
 
 
-def _chance(found: HeadStatistics) -> list[dict[str, Any]]:
+def _chance(found: HeadStatistics) -> tuple[Chance, ...]:
     assert found.chance is not None
     chance = found.chance
-    return [
-        {"stage": module.stack, "layer": module.layer, "queries": int(found.queries[row])} | _figures(chance, row, 0)
+    return tuple(
+        Chance(stage=module.stack, layer=module.layer, queries=int(found.queries[row]), **_figures(chance, row, 0))
         for row, module in enumerate(found.modules)
-    ]
+    )
 
 
-def _one(found: HeadStatistics, head: Head) -> dict[str, Any]:
+def _one(found: HeadStatistics, head: Head) -> HeadInDetail:
     """One head, with its probabilities by distance."""
     row = _row(found, head)
     assert found.chance is not None
-
-    def listed(array: np.ndarray) -> list[float | None]:
-        return [finite(x) for x in array]
-
-    return {
-        "head": format_head(head), "offsets": listed(found.offsets[row, head.head]),
-        "offsets_by_chance": listed(found.chance.offsets[row, 0]), "top_offsets": listed(found.top_offsets[row, head.head]),
-    }  # fmt: skip
+    shares = (found.offsets[row, head.head], found.chance.offsets[row, 0], found.top_offsets[row, head.head])
+    return HeadInDetail(format_head(head), *(tuple(map(float, each)) for each in shares))

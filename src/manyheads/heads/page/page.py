@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from math import isfinite, nan
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import format_head, parse_head
 from manyheads.heads.alignment import Frame
 from manyheads.heads.batches import longest_text
+from manyheads.heads.overview.record import HeadsOverview
 from manyheads.heads.overview.tables import MEANS, report
 from manyheads.heads.page.map_text import MAP_TOKENS, map_text
 from manyheads.heads.page.maps import HeadMaps, fit, head_maps
@@ -31,72 +32,78 @@ class Pictures:
         self._texts: dict[str, list[str]] = {}
         self._without = ""
 
-    def take(self, loaded: Loaded, told: Mapping[str, Any], text: str, ids: Sequence[int], around: Frame) -> None:
+    def take(self, loaded: Loaded, told: HeadsOverview, text: str, ids: Sequence[int], around: Frame) -> None:
         """The maps of all heads on the first tokens of the text."""
         most = longest_text(loaded.model, MAP_TOKENS)
         inputs, self._texts = map_text(loaded, text, ids, around=around, most=most)
-        two_sided = any(head["mass"].get("next") is not None for head in told["heads"])
-        beside = len(self.page(report(told)).encode()) + len(embedded(self._texts))
+        two_sided = any(isfinite(head.mass.get("next", nan)) for head in told.heads)
+        beside = len(self.page(told).encode()) + len(embedded(self._texts))
         try:
-            shape = fit(len(told["heads"]), two_sided=two_sided, beside_bytes=beside)
+            shape = fit(len(told.heads), two_sided=two_sided, beside_bytes=beside)
         except ManyheadsError as error:  # the tables of so many heads are still worth a page
             self._without = str(error)
             return
         self._maps = head_maps(loaded.model, inputs, shape=shape)
 
-    def page(self, made: Report) -> str:
-        """The report as an HTML page: what was read, the heads to look into, then its tables, the long one last."""
-        told: Any = made.data
+    def page(self, told: HeadsOverview, *, said: Callable[[Report], Report] = lambda made: made) -> str:
+        """An HTML page: what was read, the heads to look into, then the tables, the long one last. `said`: the same report in
+        other words, the command line's."""
+        made = said(report(told))
         first, *rest = made.tables
-        tables = (_read(told), first, *rest) if told["one"] is not None else (_read(told), *rest, first)
+        tables = (_read(told), first, *rest) if told.one is not None else (_read(told), *rest, first)
         notes = (*made.notes, f"no maps of where heads look: {self._without}") if self._without else made.notes
         shown = Report(made.title, tables, made.data, notes, made.next_command)
         return render_html(shown, widgets=self._widgets(told, after=READ), verb="heads", brand="heads")
 
-    def _widgets(self, told: Mapping[str, Any], *, after: str) -> tuple[Widget, ...]:
-        notes, own = _notes(told), told["importance"]
-        measure = f"{MEANS[own['method']].capitalize()}, {own['unit']}" if own is not None else ""
-        made = [grid_widget(notes, after=after, roles=told["roles"] is not None, importance=measure)]
+    def _widgets(self, told: HeadsOverview, *, after: str) -> tuple[Widget, ...]:
+        notes, own = _notes(told), told.importance
+        measure = f"{MEANS[own.method].capitalize()}, {own.unit}" if own is not None else ""
+        made = [grid_widget(notes, after=after, roles=told.roles is not None, importance=measure)]
         if self._maps is not None:
             made.append(maps_widget(self._maps, self._texts, notes, after=after))
         return tuple(made)
 
 
-def _read(told: Mapping[str, Any]) -> Table:
-    text = told["text"]
+def _read(told: HeadsOverview) -> Table:
+    text = told.text
     rows = (
-        ("text", text["name"]), ("tokens", f"{text['tokens']:,}"), ("around them", text["around"]),
-        ("heads", f"{len(told['heads']):,}"), ("run in", f"{told['dtype']} on {told['device']}"),
+        ("text", text.name), ("tokens", f"{text.tokens:,}"), ("around them", text.around),
+        ("heads", f"{len(told.heads):,}"), ("run in", f"{told.dtype} on {told.device}"),
     )  # fmt: skip
     return Table(READ, (Column("what"), Column("value")), rows)
 
 
-def _notes(told: Mapping[str, Any]) -> list[HeadNote]:
+def _notes(told: HeadsOverview) -> list[HeadNote]:
     """What is known of each head; the one that was asked for first, else one that has a role which few have."""
-    own = told["importance"]
-    exact = own is not None and own["method"] != "first-order"
+    own = told.importance
+    exact = own is not None and own.method != "first-order"
     kind = "" if own is None else "loss without it" if exact else "first-order importance"
     evidence = _evidence(told)
     notes = []
-    for row in told["heads"]:
-        words = [evidence.get((row["head"], row["role"]), row["role"])] if row["role"] else []
-        words += [f"{kind} {row['importance']:.2g} {own['unit']}"] if row["importance"] is not None else []
-        words += [f"mean distance {row['distance']:.3g} tokens"] if row["distance"] is not None else []
-        words += [f"entropy {row['entropy']:.2f} nats"] if row["entropy"] is not None else []
-        notes.append(HeadNote(parse_head(row["head"]), row["role"], "; ".join(words), row["importance"]))
-    if told["one"] is not None:
-        return sorted(notes, key=lambda note: format_head(note.head) != told["one"]["head"])
+    for row in told.heads:
+        words = [evidence.get((row.head, row.role), row.role)] if row.role else []
+        words += [f"{kind} {row.importance:.2g} {own.unit}"] if own is not None and isfinite(row.importance) else []
+        words += [f"mean distance {row.distance:.3g} tokens"] if isfinite(row.distance) else []
+        words += [f"entropy {row.entropy:.2f} nats"] if isfinite(row.entropy) else []
+        notes.append(
+            HeadNote(
+                parse_head(row.head), row.role, "; ".join(words), row.importance if isfinite(row.importance) else None
+            )
+        )
+    if told.one is not None:
+        first = told.one.head
+        return sorted(notes, key=lambda note: format_head(note.head) != first)
     return sorted(
         notes, key=lambda note: SHOWN_FIRST.index(note.role) if note.role in SHOWN_FIRST else len(SHOWN_FIRST)
     )
 
 
-def _evidence(told: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+def _evidence(told: HeadsOverview) -> dict[tuple[str, str], str]:
     """By head and role: the score, its interval and its control, in words."""
     return {
-        (row["head"], one["role"]): f"{role_name(one['role'], row['detail'])} {two(row['score'])} "
-        f"(95%: {two(row['low'])} to {two(row['high'])}; control {two(row['null'])})"
-        for one in (told["roles"] or {"roles": ()})["roles"]
-        for row in one["heads"]
-        if row["verdict"] == "holds"
+        (row.head, one.role): f"{role_name(one.role, row.detail)} {two(row.score)} "
+        f"(95%: {two(row.low)} to {two(row.high)}; control {two(row.null)})"
+        for one in (told.roles.roles if told.roles is not None else ())
+        for row in one.heads
+        if row.verdict == "holds"
     }

@@ -56,7 +56,7 @@ class HeadNote:
     apart: bool = False
 
 
-def grid_widget(notes: Sequence[HeadNote], *, after: str, roles: bool = True, importance: str = "") -> Widget:
+def grid_widget(notes: Sequence[HeadNote], *, after: str = "", roles: bool = True, importance: str = "") -> Widget:
     """The grids of heads, layers across and heads down, readable without scripts.
 
     `roles`: whether they were looked for; `importance`: what the measure is, "" where there is none.
@@ -145,7 +145,9 @@ def _named(note: HeadNote) -> str:
     return f"{name}: {note.words}" if note.words else name
 
 
-def maps_widget(maps: HeadMaps, texts: Mapping[str, Sequence[str]], notes: Sequence[HeadNote], *, after: str) -> Widget:
+def maps_widget(
+    maps: HeadMaps, texts: Mapping[str, Sequence[str]], notes: Sequence[HeadNote], *, after: str = ""
+) -> Widget:
     """The map of each head: choose one, point at a token, and see at which tokens the head looks.
 
     texts   the tokens as text: of "queries"; of "source" too where the model has an encoder in front of its decoder

@@ -29,13 +29,14 @@ from manyheads.cost.workload import Workload
 from manyheads.errors import CheckpointError, ConversionError
 from manyheads.heads.address import Heads
 from manyheads.heads.model_spec import about_removing, stated_stack
-from manyheads.heads.pruning.export_card import UNMEASURED, card, record
+from manyheads.heads.pruning.export_card import card, record
 from manyheads.heads.pruning.export_forms import AUTO, Form, choose_form
 from manyheads.heads.pruning.exported import Exported
 from manyheads.heads.pruning.output_folder import check_folder, folder_of
 from manyheads.heads.pruning.plan import Plan, make_plan
 from manyheads.heads.pruning.provenance import CARD_NAME, REPORT_NAME, Source, source_of
 from manyheads.heads.pruning.random_inputs import logits_of
+from manyheads.heads.pruning.record import UNMEASURED, HowChosen
 from manyheads.heads.pruning.remove import PrunedWeights, by_stack, mask
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import open_door
@@ -65,7 +66,7 @@ def export_pruned(
     form: str = AUTO,
     loaded: Loaded | None = None,
     check: bool = True,
-    choice: Mapping[str, Any] = UNMEASURED,
+    choice: HowChosen = UNMEASURED,
     seed: int = 0,
     say: Say = lambda _: None,
 ) -> Exported:
@@ -76,8 +77,7 @@ def export_pruned(
     form    "uniform", "padded" or "compact" (`heads.pruning.export_forms`); "auto": the first of uniform and padded that can be
     loaded  the model of `source` in float32, if it is there already
     check   compare the logits before the folder appears, on random tokens that follow from `seed`
-    choice  what the folder shall say of how heads were chosen and what that lost: `chosen`, `rounds` and `losses`, as in the
-            object of `heads.pruning.run.pruning`
+    choice  what the folder shall say of how heads were chosen and what that lost
 
     Raises ManyheadsError and its kinds, one line, for heads that are not there, for a pruning that removes nothing, a form
     that cannot be, and logits that differ. Nothing is left behind then.
@@ -163,7 +163,7 @@ class _Making:
     target: Path
     place: str
     source: Source
-    choice: Mapping[str, Any]
+    choice: HowChosen
 
 
 def _write(making: _Making, loaded: Loaded | None, seed: int, say: Say) -> Exported:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from manyheads.checkpoints.pruned import Pruning
 from manyheads.heads.address import format_heads
+from manyheads.heads.left_out import NotMeasured
 from manyheads.heads.pruning.provenance import REPORT_NAME, SCHEMA, Source
+from manyheads.heads.pruning.record import HowChosen, Losses
 from manyheads.heads.pruning.savings import is_smaller
 from manyheads.models.surroundings import versions
 from manyheads.quoting import one_line, shown_path
+from manyheads.report.jsonform import as_json
 
 if TYPE_CHECKING:
     from manyheads.heads.pruning.exported import Exported
 
-__all__ = ["UNMEASURED", "card", "record", "removed_text"]
-
-UNMEASURED: Mapping[str, Any] = {"chosen": "named", "rounds": 0, "losses": {"reason": "not measured"}}
-"""What is told of a choice where its maker told nothing."""
+__all__ = ["card", "record", "removed_text"]
 
 
-def record(found: Exported, source: Source, choice: Mapping[str, Any], *, tolerance: float) -> dict[str, Any]:
+def record(found: Exported, source: Source, choice: HowChosen, *, tolerance: float) -> dict[str, Any]:
     """pruning.json."""
     layers = [
         {"stage": stage, "layer": layer, "removed": list(heads.removed), "kept": list(heads.kept),
@@ -34,7 +33,7 @@ def record(found: Exported, source: Source, choice: Mapping[str, Any], *, tolera
         "why": found.form.why,
         "model_type": found.form.settings.get("model_type"), "architectures": found.form.settings.get("architectures"),
         "removed_now": [[*found.plan.place(head), head.head] for head in found.plan.new], "layers": layers,
-        "chosen": choice["chosen"], "rounds": choice["rounds"], "losses": choice["losses"],
+        "chosen": choice.chosen, "rounds": choice.rounds, "losses": as_json(choice.losses),
         "weight_bytes": {"before": found.before_bytes, "predicted": found.predicted_bytes, "written": found.tensor_bytes},
         "cache_bytes_a_token": {"before": found.cache_before_bytes, "after": found.cache_bytes},
         "check": {"largest_difference": found.difference, "largest_logit": found.logits_size, "tolerance": tolerance,
@@ -54,7 +53,7 @@ def removed_text(pruning: Pruning) -> str:
     )  # fmt: skip
 
 
-def card(found: Exported, source: Source, choice: Mapping[str, Any]) -> str:
+def card(found: Exported, source: Source, choice: HowChosen) -> str:
     """README.md, with the licence in front as cards of models have it."""
     kind = next(iter(found.form.settings.get("architectures") or ()), "AutoModel")
     load = (
@@ -68,7 +67,7 @@ def card(found: Exported, source: Source, choice: Mapping[str, Any]) -> str:
     parts = [
         f"# {source.name} without some of its attention heads",
         *_heads(found, source),
-        f"{_chosen(choice)} {_loss(choice['losses'])}",
+        f"{_chosen(choice)} {_loss(choice.losses)}",
         (
             f"Form: {found.form.name} ({found.form.why}).{smaller} {_checked(found, source.name)} Weights: "
             f"{found.tensor_bytes:,} bytes, {found.before_bytes:,} before; cache: {found.cache_bytes:,} bytes a token, "
@@ -108,21 +107,21 @@ def _heads(found: Exported, source: Source) -> list[str]:
     ]
 
 
-def _chosen(choice: Mapping[str, Any]) -> str:
-    rounds = f", asked {choice['rounds']} times" if choice["rounds"] > 1 else ""
-    return f"Chosen: {choice['chosen']}{rounds}."
+def _chosen(choice: HowChosen) -> str:
+    rounds = f", asked {choice.rounds} times" if choice.rounds > 1 else ""
+    return f"Chosen: {choice.chosen}{rounds}."
 
 
-def _loss(losses: Mapping[str, Any]) -> str:
+def _loss(losses: Losses | NotMeasured) -> str:
     """What was lost, of the text that nothing was chosen on."""
-    if losses["reason"]:
-        return f"No loss was measured: {losses['reason']}."
-    interval = losses["interval"]
+    if isinstance(losses, NotMeasured):
+        return f"No loss was measured: {losses.reason}."
+    interval = losses.interval
     spread = f", 95% {interval[0]:+.4f} to {interval[1]:+.4f}" if interval is not None else ""
     return (
-        f"Loss ({losses['objective']}, {losses['unit']}): {losses['before']:.4f} before, {losses['after']:.4f} after "
-        f"({losses['change']:+.4f}{spread}), on {losses['tokens']:,} tokens of {shown_path(losses['text'])} (sha256 "
-        f"{losses['text_sha256']}) in {losses['windows']} window{'s' * (losses['windows'] != 1)}; nothing was trained "
+        f"Loss ({losses.objective}, {losses.unit}): {losses.before:.4f} before, {losses.after:.4f} after "
+        f"({losses.change:+.4f}{spread}), on {losses.tokens:,} tokens of {shown_path(losses.text)} (sha256 "
+        f"{losses.text_sha256}) in {losses.windows} window{'s' * (losses.windows != 1)}; nothing was trained "
         "afterwards."
     )
 

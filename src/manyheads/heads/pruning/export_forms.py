@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.checkpoints.config import read_config
-from manyheads.checkpoints.pruned import FORMS, KEY, Pruning, attention_at, places, shrunk
+from manyheads.checkpoints.pruned import FORMS, KEY, FormName, Pruning, attention_at, places, shrunk
 from manyheads.errors import CheckpointError, ConversionError, ManyheadsError
 from manyheads.heads.model_spec import stated_stack
 from manyheads.heads.pruning.plan import Plan, cannot_shrink
@@ -38,7 +38,7 @@ class Form:
     why       why it was chosen
     """
 
-    name: str
+    name: FormName
     pruning: Pruning
     settings: Mapping[str, Any]
     stack: StackSpec
@@ -74,7 +74,7 @@ def _named(form: str) -> str:
     return f'form="{form}"'
 
 
-def _made(name: str, pruning: Pruning, settings: Mapping[str, Any], stated: StackSpec, why: str) -> Form:
+def _made(name: FormName, pruning: Pruning, settings: Mapping[str, Any], stated: StackSpec, why: str) -> Form:
     stack = shrunk(stated, pruning) if name == "compact" else stated
     return Form(name, pruning, {**settings, KEY: pruning.as_json()}, stack, why)
 

@@ -1,23 +1,24 @@
 """What `manyheads prune` does: heads chosen on one half of a text, judged on the other, and a smaller model written.
 
-The tables are made from the object alone (`heads.pruning.tables`), so that what is printed and what was measured cannot
-differ.
+The tables (`heads.pruning.tables`) and the JSON are functions of what it returns, so that what is printed and what was measured
+cannot differ.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, get_args
 
-from manyheads.checkpoints.pruned import FORMS, LayerHeads, read_pruning
+from manyheads.checkpoints.pruned import FORMS, FormName, LayerHeads, read_pruning
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import parse_heads_by_stack
 from manyheads.heads.alignment import frame
 from manyheads.heads.batches import longest_text
 from manyheads.heads.effects import DRIFT, Metric, Objective, text_objective
+from manyheads.heads.left_out import NotMeasured
 from manyheads.heads.model_spec import Described, describe, stated_stack
 from manyheads.heads.progress import Pace
 from manyheads.heads.pruning import choose as choosing
@@ -26,6 +27,17 @@ from manyheads.heads.pruning.export_forms import choose_form
 from manyheads.heads.pruning.exported import Exported
 from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
 from manyheads.heads.pruning.plan import Plan, head_counts, make_plan, now_held
+from manyheads.heads.pruning.record import (
+    AtInit,
+    FormBytes,
+    HowChosen,
+    LayerPruning,
+    Losses,
+    LossFigures,
+    PruningReport,
+    SizesNow,
+    WrittenFolder,
+)
 from manyheads.heads.pruning.remove import by_stack
 from manyheads.heads.pruning.savings import completing, heads_text, why_nothing
 from manyheads.models.door.attentions import find_attentions
@@ -36,8 +48,9 @@ from manyheads.models.scoring import first_tokens
 __all__ = ["METHODS", "SCHEMA", "Request", "pruning"]
 
 SCHEMA = "manyheads.prune/1"
-GATES = "gates"
-METHODS = ("first-order", "zero", "mean", "resample", GATES)
+Method = Literal["first-order", "zero", "mean", "resample", "gates"]
+GATES: Final = "gates"
+METHODS: tuple[Method, ...] = get_args(Method)
 _WINDOW = 256
 
 Say = Callable[[str], None]
@@ -60,7 +73,7 @@ class Request:
     reading: Reading
     heads: str = ""
     budget: str = ""
-    method: str = METHODS[0]
+    method: Method = "first-order"
     penalty: float = 0.0
     steps: int = 300
     whole_groups: bool = False
@@ -90,8 +103,8 @@ class _Text:
         return self.judge.metric if self.judge is not None else None
 
 
-def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
-    """Does it and tells it, as docs/pruning.md describes.
+def pruning(request: Request, *, say: Say = lambda _: None) -> PruningReport:
+    """Does it, as docs/pruning.md describes.
 
     Raises ManyheadsError, one line, for heads that are not there, a pruning that removes nothing, a model that does not
     pass through the door, text of fewer than two tokens, and a form that cannot be; nothing is written then.
@@ -112,15 +125,15 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> dict[str, Any]:
         _check_judge(request, text.judge, named=bool(named))
     choice = _choice(request, loaded.model, known, named, text, say)
     plan = make_plan(known.stated, by_stack(choice.heads), before=known.before)
-    told = _told(checkpoint, loaded, known, choice, plan) | _room(request, checkpoint, known, plan)
-    told["losses"] = _losses(request, loaded.model, choice, text, say)
-    if request.output:
-        written = export_pruned(
-            checkpoint, choice.heads, request.output, form=request.form, loaded=loaded, choice=told, seed=request.seed,
-            say=say,
-        )  # fmt: skip
-        told["written"] = _written(written)
-    return told
+    losses = _losses(request, loaded.model, choice, text, say)
+    found = _report(request, loaded, known, choice, plan, losses)
+    if not request.output:
+        return found
+    written = export_pruned(
+        checkpoint, choice.heads, request.output, form=request.form, loaded=loaded,
+        choice=HowChosen(found.chosen, found.rounds, found.losses), seed=request.seed, say=say,
+    )  # fmt: skip
+    return replace(found, written=_written(written))
 
 
 def _check_judge(request: Request, judge: Objective, *, named: bool) -> None:
@@ -219,72 +232,70 @@ def _chosen_on(model: Any, request: Request, text: _Text, say: Say) -> choosing.
     )  # fmt: skip
 
 
-def _told(
-    checkpoint: Checkpoint, loaded: Loaded, known: Described, choice: choosing.Choice, plan: Plan
-) -> dict[str, Any]:
-    staged = len(head_counts(known.stated, known.before)) > 1
+def _report(
+    request: Request, loaded: Loaded, known: Described, choice: choosing.Choice, plan: Plan, losses: Losses | NotMeasured
+) -> PruningReport:  # fmt: skip
+    checkpoint = request.model
     settings = {**loaded.model.config.to_dict(), "architectures": [type(loaded.model).__name__]}
     # A quantised file is written, and priced here, as what it is dequantised to.
     kind = "fp32" if checkpoint.located.kind == "gguf" else checkpoint.weight_dtype or "fp32"
-    compact = {(stage, layer): heads for stage, layer, heads in plan.compact.layers}
-    layers = [
-        {"stage": stage, "layer": layer, "removed": sorted(plan.gone[stage, layer]),
-         "new": [head.head for head in plan.new if plan.place(head) == (stage, layer)],
-         "kept": [head for head in range(held.heads) if head not in plan.gone[stage, layer]],
-         "kv_heads_before": len(held.kv_slots), "kv_heads_needed": len(compact[stage, layer].kv_slots)}
-        for (stage, layer), held in plan.held.items()
-    ]  # fmt: skip
-    return {
-        "schema": SCHEMA, "model": checkpoint.name, "source": checkpoint.located.asked, "chosen": choice.how, "rounds": choice.rounds,
-        "heads_before": sum(len(held.kept) for held in plan.held.values()), "heads_removed": len(plan.new),
-        "removed": list(map(str, plan.new)), "gone_before": list(map(str, plan.again)),
-        "gone_earlier": sum(held.heads - len(held.kept) for held in plan.held.values()),
-        "staged": staged, "layers": layers, "weight_dtype": kind,
-        "bytes_before": dict(zip(("weights", "cache_a_token"), bytes_of(known.stack, kind), strict=True)),
-        "forms": [_form(name, plan, settings, kind, checkpoint.name) for name in FORMS],
-        "losses": None, "written": None,
-    }  # fmt: skip
-
-
-def _room(request: Request, checkpoint: Checkpoint, known: Described, plan: Plan) -> dict[str, Any]:
-    """What is saved against what there is, why nothing is, and how the command is typed again."""
     more = completing(plan)
-    words = [checkpoint.located.asked] if request.named else []
-    words += ["--revision", checkpoint.revision] if checkpoint.revision else []
+    return PruningReport(
+        schema=SCHEMA, model=checkpoint.name, source=checkpoint.located.asked, chosen=choice.how, rounds=choice.rounds,
+        heads_before=sum(len(held.kept) for held in plan.held.values()), heads_removed=len(plan.new),
+        removed=tuple(map(str, plan.new)), gone_before=tuple(map(str, plan.again)),
+        gone_earlier=sum(held.heads - len(held.kept) for held in plan.held.values()),
+        staged=len(head_counts(known.stated, known.before)) > 1, layers=_layers(plan), weight_dtype=kind,
+        bytes_before=SizesNow(*bytes_of(known.stack, kind)),
+        forms=tuple(_form(name, plan, settings, kind, checkpoint.name) for name in FORMS), losses=losses, written=None,
+        stored_bytes=checkpoint.stored_bytes, stored_dtype=checkpoint.weight_dtype or None, note=why_nothing(plan, known.stated),
+        heads=heads_text(plan.new), heads_that_save=heads_text(sorted((*plan.new, *more))) if more else "",
+        typed=_typed(request),
+    )  # fmt: skip
+
+
+def _layers(plan: Plan) -> tuple[LayerPruning, ...]:
+    compact = {(stage, layer): heads for stage, layer, heads in plan.compact.layers}
+    return tuple(
+        LayerPruning(
+            stage, layer, tuple(sorted(plan.gone[stage, layer])),
+            tuple(head.head for head in plan.new if plan.place(head) == (stage, layer)),
+            tuple(head for head in range(held.heads) if head not in plan.gone[stage, layer]),
+            len(held.kv_slots), len(compact[stage, layer].kv_slots),
+        )
+        for (stage, layer), held in plan.held.items()
+    )  # fmt: skip
+
+
+def _typed(request: Request) -> str:
+    """How the command is typed again."""
+    words = [request.model.located.asked] if request.named else []
+    words += ["--revision", request.model.revision] if request.model.revision else []
     words += [] if request.device == "cpu" else ["--device", request.device]
-    return {
-        "stored_bytes": checkpoint.stored_bytes, "stored_dtype": checkpoint.weight_dtype or None,
-        "note": why_nothing(plan, known.stated),
-        "heads": heads_text(plan.new), "heads_that_save": heads_text(sorted((*plan.new, *more))) if more else "",
-        "typed": shlex.join(["manyheads", "prune", *words]),
-    }  # fmt: skip
+    return shlex.join(["manyheads", "prune", *words])
 
 
-def _form(name: str, plan: Plan, settings: Mapping[str, Any], kind: str, source: str) -> dict[str, Any]:
+def _form(name: FormName, plan: Plan, settings: Mapping[str, Any], kind: str, source: str) -> FormBytes:
     """What one form would hold, or why there is none."""
     try:
         form = choose_form(plan, settings, asked=name, source=source)
     except ManyheadsError as error:
         why = str(error).removeprefix(f"{source}: ").removeprefix(f"no {name} form: ").partition("; valid: ")[0]
-        return {"form": name, "weights": None, "cache_a_token": None, "zeros": None, "why": why}
+        return FormBytes(name, None, None, None, why)
     weight_bytes, cache_bytes = bytes_of(form.stack, kind)
-    zeros = plan.zeros(form.pruning)
-    return {"form": name, "weights": weight_bytes, "cache_a_token": cache_bytes, "zeros": zeros, "why": form.why}
+    return FormBytes(name, weight_bytes, cache_bytes, plan.zeros(form.pruning), form.why)
 
 
-def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, say: Say) -> dict[str, Any]:
+def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, say: Say) -> Losses | NotMeasured:
     if text.judge is None:
-        return {"reason": text.reason}
+        return NotMeasured(text.reason)
     say("measuring the loss with and without these heads")
     found = measure_loss_change(model, text.judging, choice.heads, metric=text.metric)
     tokens = sum(int(batch["input_ids"].numel()) for batch in text.judging)
-    told: dict[str, Any] = {
-        "reason": "", "text": request.reading.name, "text_sha256": request.reading.sha256, "tokens": tokens,
-        "windows": len(text.judging), "goes_on": text.goes_on, **_change(found), "init": None, **text.judge.as_json(),
-    }  # fmt: skip
+    init = None
     if request.compare_init:
         again = None if choice.how == "named" else lambda new: _chosen_on(new, request, text, say).heads
-        init = choosing.compare_with_init(
+        there = choosing.compare_with_init(
             model,
             text.judging,
             choice.heads,
@@ -294,25 +305,21 @@ def _losses(request: Request, model: Any, choice: choosing.Choice, text: _Text, 
             metric=text.metric,
             say=say,
         )
-        told["init"] = {
-            "seed": init.seed, "same_heads": _change(init.same), "own_heads": _change(init.own) if init.own else None
-        }  # fmt: skip
-    return told
+        init = AtInit(there.seed, _change(there.same), _change(there.own) if there.own else None)
+    return Losses(
+        reason="", text=request.reading.name, text_sha256=request.reading.sha256, tokens=tokens, windows=len(text.judging),
+        goes_on=text.goes_on, before=found.before, after=found.after, change=found.change, interval=found.interval, init=init,
+        objective=text.judge.name, loss_is=text.judge.said, unit=text.judge.unit,
+    )  # fmt: skip
 
 
-def _change(found: LossChange) -> dict[str, Any]:
-    interval = found.interval
-    return {
-        "before": found.before, "after": found.after, "change": found.change,
-        "interval": None if interval is None else list(interval),
-    }  # fmt: skip
+def _change(found: LossChange) -> LossFigures:
+    return LossFigures(found.before, found.after, found.change, found.interval)
 
 
-def _written(found: Exported) -> dict[str, Any]:
-    return {
-        "folder": str(found.folder), "form": found.form.name, "why": found.form.why,
-        "model_type": found.form.settings.get("model_type"), "tensor_bytes": found.tensor_bytes,
-        "predicted_bytes": found.predicted_bytes, "largest_difference": found.difference,
-        "largest_logit": found.logits_size, "checked_in": found.checked,
-        "largest_difference_float32": found.float32_difference,
-    }  # fmt: skip
+def _written(found: Exported) -> WrittenFolder:
+    return WrittenFolder(
+        folder=str(found.folder), form=found.form.name, why=found.form.why, model_type=found.form.settings.get("model_type"),
+        tensor_bytes=found.tensor_bytes, predicted_bytes=found.predicted_bytes, largest_difference=found.difference,
+        largest_logit=found.logits_size, checked_in=found.checked, largest_difference_float32=found.float32_difference,
+    )  # fmt: skip

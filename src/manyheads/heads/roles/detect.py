@@ -40,7 +40,6 @@ from manyheads.heads.roles.syntax import DIRECTIONS, LEAST_INSTANCES, RelationSc
 from manyheads.heads.roles.text_roles import POSITIONAL_SHARE, WINDOW_TOKENS, WITHOUT, cut, text_roles, unread
 from manyheads.models.scoring import token_ids
 from manyheads.quoting import shown
-from manyheads.report.jsonform import finite
 
 __all__ = ["POSITIONAL_SHARE", "Role", "RoleReport", "head_roles"]
 
@@ -110,32 +109,6 @@ class RoleReport:
             raise ManyheadsError(f"{shown(name)} is no role that was tested; tested: {known}")
         holding = [role for role in map(one.role, one.ranked()) if role.verdict == HOLDS]
         return tuple(holding[:most] if most else holding)
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything, for JSON: NaN becomes null, heads become addresses."""
-        return {
-            "fdr": self.fdr, "least_effect": self.least_effect, "tests": self.tests, "bos": self.bos, "seed": self.seed, "windows": self.windows,
-            "window_tokens": self.window_tokens,
-            "not_tested": [{"role": name, "why": why} for name, why in self.not_tested],
-            "left_out": [one.as_json() for one in self.left_out],
-            "labels": {format_head(head): label for head, label in self.labels().items() if label},
-            "roles": [_evidence_json(one) for one in self.evidence],
-        }  # fmt: skip
-
-
-def _evidence_json(one: Evidence) -> dict[str, Any]:
-    rows = []
-    for at in range(len(one.heads)):
-        role = one.role(at)
-        figures = {
-            name: finite(getattr(role, name))
-            for name in ("chosen", "score", "null", "low", "high", "p_value", "q_value")
-        }
-        ahead = finite(float(one.ahead[at]))
-        rows.append(
-            {"head": format_head(role.head), "ahead": ahead, **figures, "detail": role.detail, "verdict": role.verdict}
-        )
-    return {"role": one.name, "score_is": one.what, "control": one.control, "units": one.units, "heads": rows}
 
 
 def head_roles(

@@ -5,25 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import numpy as np
 
 from manyheads.heads.address import Head
 from manyheads.heads.significance import benjamini_hochberg, bootstrap, paired_t, unit_mean
 
-__all__ = ["HOLDS", "LEAST_EFFECT", "SINK", "Evidence", "Role", "beside", "corrected", "from_units", "weaker"]
+__all__ = [
+    "HOLDS",
+    "LEAST_EFFECT",
+    "SINK",
+    "Evidence",
+    "Role",
+    "Verdict",
+    "beside",
+    "corrected",
+    "from_units",
+    "weaker",
+]
 
 LEAST_EFFECT = 0.1
 """A head is given a role where its score is above the control by this much, unless another number is asked for: with many
 windows a hair is significant."""
 
-HOLDS = "holds"
+Verdict = Literal[
+    "holds", "not above its control", "above its control, but by too little", "above its control, but below the criterion",
+    "not tested",
+]  # fmt: skip
+HOLDS: Final = "holds"
 SINK = "first token"
 """The role of nearly all heads of some models, which says little: it is told apart from the others."""
-_NOT_ABOVE = "not above its control"
-_SMALL = "above its control, but by too little"
-_CRITERION = "above its control, but below the criterion"
-_NOT_TESTED = "not tested"
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class Role:
     p_value: float
     q_value: float
     detail: str
-    verdict: str
+    verdict: Verdict
 
     @property
     def effect(self) -> float:
@@ -112,14 +124,14 @@ class Evidence:
         tested = [at for at in range(len(self.heads)) if not math.isnan(self.p_value[at])]
         return sorted(tested, key=lambda at: -float(ahead[at]))
 
-    def _verdict(self, score: float, null: float, *, p_value: float, q_value: float) -> str:
+    def _verdict(self, score: float, null: float, *, p_value: float, q_value: float) -> Verdict:
         if math.isnan(p_value):
-            return _NOT_TESTED
+            return "not tested"
         if not q_value <= self.fdr or score <= null:
-            return _NOT_ABOVE
+            return "not above its control"
         if score - null < self.least_effect:
-            return _SMALL
-        return HOLDS if score >= self.least_score else _CRITERION
+            return "above its control, but by too little"
+        return HOLDS if score >= self.least_score else "above its control, but below the criterion"
 
 
 def from_units(

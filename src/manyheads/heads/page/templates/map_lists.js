@@ -16,9 +16,9 @@ const headLists = (() => {
     const left = texts.slice(Math.max(token - AROUND, 0), token).map(inLine);
     if (behind) before.append(made("span", "", left.slice(0, -1).join("")), made("u", "", left[left.length - 1]));
     else before.append(made("span", "", left.join("")));
-    const lead = /^\s*/.exec(word)[0];
+    const lead = /^\s*/.exec(word)[0], rest = word.slice(lead.length) || "␣";
     before.lastChild.append(lead);
-    after.append(made("b", "", again ? made("u", "", word.slice(lead.length)) : word.slice(lead.length)));
+    after.append(made("b", "", again ? made("u", "", rest) : rest));
     after.append(made("span", "", texts.slice(token + 1, token + 1 + AROUND).map(inLine).join("")));
     return [before, after];
   }

@@ -1,16 +1,16 @@
-"""What rooms above this one add to an x-ray while the model is loaded: a part of the object, and its tables."""
+"""What each part of an x-ray looks into.
+
+A part is a function of a `Running` to a record (`xray.heads`), a field of `XRay`, and tables that are a function of that record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from manyheads.models.load.model import Loaded
-from manyheads.report.value import Table
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["Part", "Running", "Section"]
+__all__ = ["Running"]
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,3 @@ class Running:
     limit: int
     bos: bool
     seed: int
-
-
-@dataclass(frozen=True)
-class Part:
-    """One key of the x-ray's object, and the tables that are made of it alone."""
-
-    key: str
-    data: dict[str, Any]
-    tables: tuple[Table, ...]
-
-
-# Is told what is being done; raises ManyheadsError only where the whole x-ray has to fail.
-Section = Callable[[Running, Callable[[str], None]], Part]
