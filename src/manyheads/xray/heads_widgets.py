@@ -54,7 +54,7 @@ def _notes(found: HeadsFound) -> list[HeadNote]:
     notes = []
     for address in dict.fromkeys([*scores, *labels]):
         label, row = labels.get(address, ""), scores.get(address)
-        words = [told[label, address]] if label else []
+        words = [told.get((label, address), label)] if label else []
         if row is not None and not isinstance(weights, NotMeasured):
             words += _cost(row, weights)
         importance = row.score if row is not None and not math.isnan(row.score) else None
