@@ -9,19 +9,18 @@ import torch
 
 from manyheads.errors import SpecError
 from manyheads.layer.caches.base import Cache, Kept
-from manyheads.layer.caches.growing import GrowingCache, LatentCache, QuantisedCache
+from manyheads.layer.caches.growing import GrowingCache, QuantisedCache
 from manyheads.layer.caches.state import StateCache
 from manyheads.layer.caches.static import StaticCache
 from manyheads.layer.caches.window import WindowCache
 from manyheads.quoting import shown
-from manyheads.spec import AttentionSpec, Borrowed, Latent, State, to_text
+from manyheads.spec import AttentionSpec, Borrowed, State, to_text
 
 __all__ = [
     "KINDS",
     "Cache",
     "GrowingCache",
     "Kept",
-    "LatentCache",
     "QuantisedCache",
     "StateCache",
     "StaticCache",
@@ -63,7 +62,5 @@ def cache_for(
     if kind == "static":
         assert capacity is not None
         return StaticCache(spec, batch=batch, capacity=capacity, dtype=dtype, device=device)
-    if kind == "growing":
-        growing = LatentCache if isinstance(spec.kv, Latent) else GrowingCache
-        return growing(spec, batch=batch, dtype=dtype, device=device)
-    return (WindowCache if kind == "rolling" else QuantisedCache)(spec, batch=batch, dtype=dtype, device=device)
+    made = {"growing": GrowingCache, "rolling": WindowCache, "int8": QuantisedCache}[kind]
+    return made(spec, batch=batch, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Caches that grow with the sequence: keys and values, in eight bits too, and the latent of MLA."""
+"""Caches that grow with the sequence: keys and values or the latents of MLA, in the layer's dtype or in eight bits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.errors import SpecError
 from manyheads.layer.caches.base import Cache, Kept, refuse_two_sided
 from manyheads.layer.caches.storage import KeysValues, TokenBuffers
-from manyheads.spec import AttentionSpec, Latent, to_text
+from manyheads.spec import AttentionSpec
 
-__all__ = ["GrowingCache", "LatentCache", "QuantisedCache"]
+__all__ = ["GrowingCache", "QuantisedCache"]
 
 
 class GrowingCache(Cache):
-    """Every token, in buffers that grow in place (`caches.storage`)."""
+    """Every token, in buffers that grow in place (`caches.storage`).
+
+    Of latent attention the latent after its norm and the rotary key, side by side: c + r elements a token.
+    """
 
     stored: torch.dtype | None = None
     _places: TokenBuffers | None  # positions (b, 1, s), where callers gave some
@@ -125,24 +127,3 @@ class QuantisedCache(GrowingCache):
 
     kind = "int8"
     stored = torch.int8
-
-
-class LatentCache(GrowingCache):
-    """The latent of multi-head latent attention, after its norm, and the rotary key, after its rotation: c + r a token."""
-
-    def __init__(
-        self, spec: AttentionSpec, *, batch: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> None:
-        if not isinstance(spec.kv, Latent):
-            raise SpecError(f"a LatentCache is for latent attention, found {to_text(spec)}")
-        super().__init__(spec, batch=batch, dtype=dtype, device=device)
-
-    @property
-    def latent(self) -> Tensor:
-        """(b, s, c)"""
-        return self._held.read()[0][:, 0]
-
-    @property
-    def rotary_key(self) -> Tensor:
-        """(b, s, r)"""
-        return self._held.read()[1][:, 0]

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -107,8 +108,8 @@ def _dtype(layers: Sequence[nn.Module]) -> str:
 
 def write_entries(path: str | os.PathLike[str], entries: Sequence[Entry], **metadata: str) -> None:
     """Write a cache file, whole or not at all. Raises BackendError where there is nothing in it."""
-    numbered = list(zip(_numbers(entries), entries, strict=True))
-    tensors = {f"{each.part}.{number}.{name}": x for number, each in numbered for name, x in each.tensors.items()}
+    named = zip(_prefixes(entries), entries, strict=True)
+    tensors = {prefix + name: x for prefix, each in named for name, x in each.tensors.items()}
     if not any(each.told.get("tokens", 1) for each in entries) or not any(x.numel() for x in tensors.values()):
         raise BackendError("the cache is empty: nothing would be saved")
     layers = [{"part": each.part, "kind": each.kind, **each.told} for each in entries]
@@ -144,23 +145,24 @@ def read_entries(
     from safetensors import safe_open
 
     with safe_open(os.fspath(path), framework="pt") as file:
-        found: list[Entry] = []
-        for number, each in zip(_numbers(bare), bare, strict=True):
-            start = f"{each.part}.{number}."
-            names = [name for name in header.tensors if name.startswith(start)]
-            kept = {name.removeprefix(start): file.get_tensor(name) for name in names}
-            found.append(Entry(each.part, each.kind, each.told, kept))
-    return found, metadata
+        entries = [
+            replace(
+                each,
+                tensors={
+                    name.removeprefix(prefix): file.get_tensor(name)
+                    for name in header.tensors
+                    if name.startswith(prefix)
+                },
+            )
+            for prefix, each in zip(_prefixes(bare), bare, strict=True)
+        ]
+    return entries, metadata
 
 
-def _numbers(entries: Iterable[Entry]) -> list[int]:
-    """Each entry's number among those of its part."""
-    counts: dict[str, int] = {}
-    numbers = []
-    for each in entries:
-        numbers.append(counts.get(each.part, 0))
-        counts[each.part] = numbers[-1] + 1
-    return numbers
+def _prefixes(entries: Iterable[Entry]) -> list[str]:
+    """What the names of each entry's tensors start with: its part, and its number among those of that part."""
+    numbers: defaultdict[str, count[int]] = defaultdict(count)
+    return [f"{each.part}.{next(numbers[each.part])}." for each in entries]
 
 
 def _write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

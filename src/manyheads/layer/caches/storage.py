@@ -43,11 +43,6 @@ class TokenBuffers:
         """Tokens held."""
         return self._stop - self._start
 
-    @property
-    def capacity(self) -> int:
-        """Tokens that there is room for before the buffers have to move."""
-        return self._buffers[0].shape[2] if self._buffers else 0
-
     def view(self, last: int | None = None) -> tuple[Tensor, ...]:
         """The tensors, or their `last` tokens."""
         start = self._start if last is None else max(self._start, self._stop - last)

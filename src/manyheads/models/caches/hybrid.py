@@ -14,7 +14,7 @@ from transformers.cache_utils import LinearAttentionLayer
 from manyheads.errors import BackendError
 from manyheads.models.caches.layers import FullLayer, WindowLayer
 
-__all__ = ["LAYERS", "HybridLayer", "HybridWindowLayer", "check_linear_crop", "linear_state", "restore_linear"]
+__all__ = ["LAYERS", "STOCK", "HybridLayer", "HybridWindowLayer", "check_linear_crop"]
 
 
 def linear_state(layer: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -149,3 +149,9 @@ LAYERS: dict[str, type] = {
     "hybrid_sliding": HybridWindowLayer,
 }
 """Ours by transformers' names for kinds of layers; the others (linear states, indexed keys) stay transformers' own."""
+
+STOCK: dict[str, tuple[Any, Any]] = {
+    "LinearAttentionLayer": (linear_state, restore_linear),
+    "DummyLayer": (lambda _: ({}, {}), lambda *_: None),
+}
+"""How those that stay transformers' own and can be saved are saved and restored, by the names of their classes."""

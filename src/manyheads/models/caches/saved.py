@@ -47,15 +47,18 @@ def save_cache(cache: Any, path: str | os.PathLike[str], model: nn.Module) -> No
     Raises BackendError for caches whose layers are not ours (`manyheads.cache` makes one that are, `enable(cache=True)` makes
     every new one) or are empty, and ManyheadsError where the file cannot be written.
     """
+    from manyheads.models.caches.hybrid import STOCK
+
     entries = []
     for part, number, layer in _layers(cache):
-        state = getattr(layer, "saved", None) or _stock_state(layer)
-        if state is None:
+        kind = type(layer).__name__
+        if kind not in STOCK and not hasattr(layer, "saved"):
             raise BackendError(
-                f"layer {number} of the cache is a {type(layer).__name__}, which is not ours; valid: what "
+                f"layer {number} of the cache is a {kind}, which is not ours; valid: what "
                 "manyheads.cache(model) returns, or a cache made after manyheads.enable(cache=True)"
             )
-        entries.append(Entry(part, type(layer).__name__, *state()))
+        told, tensors = STOCK[kind][0](layer) if kind in STOCK else layer.saved()
+        entries.append(Entry(part, kind, told, tensors))
     stored = getattr(getattr(cache, "self_attention_cache", cache), "stored", "model")
     saved.write_entries(path, entries, model=fingerprint(model), model_dtype=_dtype(model), stored=stored)
 
@@ -68,6 +71,7 @@ def load_cache(path: str | os.PathLike[str], model: nn.Module) -> Any:
     entries, metadata = saved.read_entries(
         path, model=fingerprint(model), model_dtype=_dtype(model), of=f"this {type(model).__name__}"
     )
+    from manyheads.models.caches.hybrid import STOCK
     from manyheads.models.enable import cache as made
 
     cache = made(model, dtype=metadata.get("stored", "model"))
@@ -78,8 +82,10 @@ def load_cache(path: str | os.PathLike[str], model: nn.Module) -> Any:
         )
     for entry, layer in zip(entries, layers, strict=True):
         kept = {name: x.to(model.device) for name, x in entry.tensors.items()}  # type: ignore[arg-type]
-        restore = getattr(layer, "restore", None)
-        restore(entry.told, kept) if restore else _restore_stock(layer, entry.told, kept)
+        if entry.kind in STOCK:
+            STOCK[entry.kind][1](layer, entry.told, kept)
+        else:
+            layer.restore(entry.told, kept)
     if hasattr(cache, "self_attention_cache"):  # told anew, that its cross-attention is there
         return type(cache)(cache.self_attention_cache, cache.cross_attention_cache)
     return cache
@@ -95,19 +101,3 @@ def _layers(cache: Any) -> list[tuple[str, int, Any]]:
         return [("self", number, layer) for number, layer in enumerate(cache.layers)]
     parts = (("self", cache.self_attention_cache), ("cross", cache.cross_attention_cache))
     return [(part, number, layer) for part, each in parts for number, layer in enumerate(each.layers)]
-
-
-def _stock_state(layer: Any) -> Any:
-    """How to save a layer that stays transformers' own: states of linear layers, and layers that hold nothing."""
-    from manyheads.models.caches.hybrid import linear_state
-
-    if type(layer).__name__ == "DummyLayer":
-        return lambda: ({}, {})
-    return (lambda: linear_state(layer)) if type(layer).__name__ == "LinearAttentionLayer" else None
-
-
-def _restore_stock(layer: Any, told: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
-    from manyheads.models.caches.hybrid import restore_linear
-
-    if hasattr(layer, "conv_states"):
-        restore_linear(layer, told, kept)
