@@ -14,7 +14,7 @@ import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 
 from manyheads.errors import ManyheadsError  # noqa: E402
-from manyheads.heads.alignment import Frame, align, axis_labels, frame, word_attention  # noqa: E402
+from manyheads.heads.alignment import Frame, align, frame, word_attention  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -135,30 +135,3 @@ def test_a_token_that_there_is_not() -> None:
         frame(plain, bos=True)
     with pytest.raises(ManyheadsError, match="without a tokenizer"):
         frame(None)
-
-
-def words(*names: str) -> Any:
-    made = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[0])
-    )
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token=names[0])
-
-
-def test_each_axis_has_the_names_of_its_own_vocabulary() -> None:
-    """Case O90."""
-    both = words("?", "dog", "house"), words("?", "Hund", "Haus")
-    assert axis_labels(both, [1, 2], [2], stack="cross") == (["Hund", "Haus"], ["house"])
-    assert axis_labels(both, [1], [2], stack="decoder") == (["Hund"], ["Haus"])
-    assert axis_labels(both, [1], [2], stack="encoder") == (["dog"], ["house"])
-    assert axis_labels(both[0], [1], [2]) == (["dog"], ["house"])
-
-
-def test_one_tokenizer_that_holds_two_vocabularies() -> None:
-    class Marian:  # what transformers' MarianTokenizer has where separate_vocabs is set: its decoder is of the target
-        separate_vocabs, unk_token = True, "?"
-        encoder = {"?": 0, "dog": 1, "house": 2}  # noqa: RUF012
-
-        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
-            return [("?", "Hund", "Haus")[i] for i in ids]
-
-    assert axis_labels(Marian(), [1, 2], [2, 1], stack="cross") == (["Hund", "Haus"], ["house", "dog"])

@@ -24,7 +24,6 @@ from torch.nn import functional  # noqa: E402
 
 from manyheads.errors import BackendError, ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
-from manyheads.heads.batches import padded  # noqa: E402
 from manyheads.heads.effects import ablate_heads, head_importance, next_token_loss  # noqa: E402
 from manyheads.heads.gates import train_gates  # noqa: E402
 from manyheads.heads.page.maps import head_maps  # noqa: E402
@@ -38,6 +37,7 @@ from manyheads.models.door import door as doors  # noqa: E402
 from manyheads.models.door.door import open_door  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 from support.alibi_model import AlibiModel  # noqa: E402
+from support.padding import padded  # noqa: E402
 from support.peak_memory import PEAK_BYTES, needs_proc  # noqa: E402
 
 FIGURES = ("entropy", "distance", "logit_std", "output_norm", "offsets")

@@ -1,8 +1,8 @@
 """Addresses of heads: layers and heads are counted from 0, as they are in the model that was loaded first.
 
     parse_head("17:3") == parse_head("L17H3") == Head(17, 3)
-    parse_heads("0:1,3;5:2") == {0: (1, 3), 5: (2,)}
-    parse_heads("0:0-2,5") == {0: (0, 1, 2, 5)}
+    parse_heads("0:1,3;5:2") == {"": {0: (1, 3), 5: (2,)}}
+    parse_heads("cross/0:0-2,5") == {"cross": {0: (0, 1, 2, 5)}}
 
 Models with an encoder and a decoder have several attentions of the same layer number; there a stack goes before the
 address: "encoder/2:5", "decoder/2:5", "cross/2:5". Other models of several stacks name them as their parts:
@@ -21,7 +21,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.quoting import shown
 
 __all__ = ["Head", "Heads", "OneHead", "address", "addresses", "by_layer", "check_heads", "format_head", "format_heads", "format_numbers",
-           "parse_head", "parse_heads", "parse_heads_by_stack"]  # fmt: skip
+           "parse_head", "parse_heads"]  # fmt: skip
 
 _STACK = r"(?:(?P<stack>(?!\d)[^\s/:;,]{1,100})/)?"
 _ONE = re.compile(_STACK + r"(?:(?P<a>\d+):(?P<b>\d+)|[Ll](?P<c>\d+)[Hh](?P<d>\d+))", re.ASCII)
@@ -59,7 +59,7 @@ def addresses(heads: Heads) -> list[Head]:
     Raises ManyheadsError for anything else.
     """
     if isinstance(heads, str):
-        return _listed(parse_heads_by_stack(heads))
+        return _listed(parse_heads(heads))
     if isinstance(heads, Head):
         return [heads]
     if isinstance(heads, Mapping):
@@ -105,45 +105,35 @@ def parse_head(text: str) -> Head:
     return Head(_number(found["a"] or found["c"], text), _number(found["b"] or found["d"], text), stack)
 
 
-def parse_heads(text: str, *, stack: str = "") -> dict[int, tuple[int, ...]]:
-    """The heads of a list such as "0:1,3;5:2" or "0:0-2,5", by layer, both ascending; all of `stack` (addresses may leave it
-    out). A range has both of its ends.
+def parse_heads(text: str) -> dict[str, dict[int, tuple[int, ...]]]:
+    """The heads of a list such as "0:1,3;5:2", "0:0-2,5" or "encoder/0:1;cross/5:2", by stack and layer, all ascending. A range
+    has both of its ends; which stacks and heads there are is known to the model alone.
 
-    Raises ManyheadsError for text that is no such list, for a head that is named twice, for a range that runs backwards or
-    is longer than any layer, and for heads of other stacks.
+    Raises ManyheadsError for text that is no such list, for a head that is named twice, and for a range that runs backwards or
+    is longer than any layer.
     """
-    found = parse_heads_by_stack(text, stack=stack)
-    other = sorted(name for name in found if name != stack)
-    if other:
-        raise ManyheadsError(
-            f"{shown(text)} names heads of the stack {shown(other[0])}; "
-            + (f"expected heads of {shown(stack)}" if stack else "a model of one stack has addresses without a stack")
-        )
-    return found.get(stack, {})
-
-
-def parse_heads_by_stack(text: str, *, stack: str = "") -> dict[str, dict[int, tuple[int, ...]]]:
-    """As `parse_heads`, of all stacks: {"encoder": {0: (1, 3)}, "cross": {5: (2,)}}; `stack` is that of bare addresses."""
     heads: list[Head] = []
     for part in (part.strip() for part in text.split(";")):
         layer = _LAYER.fullmatch(part)
         if layer is not None:
-            place = layer["stack"] or stack
             number = _number(layer["layer"], text)
-            heads += [Head(number, each, place) for word in layer["heads"].split(",") for each in _range(word, text)]
+            heads += [
+                Head(number, each, layer["stack"] or "")
+                for word in layer["heads"].split(",")
+                for each in _range(word, text)
+            ]
             continue
         for word in part.split(","):
             if _ONE.fullmatch(word.strip()) is None:
                 raise ManyheadsError(f"{shown(text)} is not a list of heads (at {shown(word.strip())}); {_VALID_LIST}")
-            one = parse_head(word)
-            heads.append(one if one.stack else one._replace(stack=stack))
+            heads.append(parse_head(word))
     counts = Counter(heads)
     twice = next((head for head in heads if counts[head] > 1), None)
     if twice is not None:
         raise ManyheadsError(f"{shown(text)} names head {format_head(twice)} twice; expected each once")
     return {
-        place: by_layer(head for head in heads if head.stack == place)
-        for place in sorted({head.stack for head in heads})
+        stack: by_layer(head for head in heads if head.stack == stack)
+        for stack in sorted({head.stack for head in heads})
     }
 
 

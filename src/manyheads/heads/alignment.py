@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.errors import ManyheadsError
 from manyheads.models.load.tokenizing import tokenized
 
-__all__ = ["Aligned", "Frame", "align", "axis_labels", "frame", "word_attention"]
+__all__ = ["Aligned", "Frame", "align", "frame", "word_attention"]
 
 
 @dataclass(frozen=True)
@@ -117,25 +117,3 @@ def word_attention(weights: Tensor, pieces: Sequence[Sequence[int]]) -> Tensor:
         belongs[word, list(own)] = 1.0
     rows = belongs / belongs.sum(-1, keepdim=True).clamp(min=1.0)
     return rows @ weights @ belongs.T
-
-
-def axis_labels(
-    tokenizers: Any, query_ids: Sequence[int], key_ids: Sequence[int], *, stack: str = ""
-) -> tuple[list[str], list[str]]:
-    """What to write beside the rows and columns of an attention map: the tokens of the queries and of the keys.
-
-    `tokenizers`: one, or (of the source, of the target): in "cross" attention queries are target tokens and keys are
-    source tokens, in "decoder" both are target tokens. Marian's tokenizer holds both vocabularies itself.
-    """
-    source, target = tokenizers if isinstance(tokenizers, tuple) else (tokenizers, tokenizers)
-    on_target = stack in ("decoder", "cross")
-    queries = _tokens(target if on_target else source, query_ids, target=on_target)
-    return queries, _tokens(target if stack == "decoder" else source, key_ids, target=stack == "decoder")
-
-
-def _tokens(tokenizer: Any, ids: Sequence[int], *, target: bool) -> list[str]:
-    if getattr(tokenizer, "separate_vocabs", False) and not target:
-        # Its convert_ids_to_tokens knows the target's vocabulary alone.
-        names = {number: name for name, number in tokenizer.encoder.items()}
-        return [names.get(int(number), str(tokenizer.unk_token)) for number in ids]
-    return [str(name) for name in tokenizer.convert_ids_to_tokens([int(number) for number in ids])]

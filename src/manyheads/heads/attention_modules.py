@@ -155,9 +155,21 @@ def is_decoder(stack: str) -> bool:
     return _word(stack) == "decoder"
 
 
-def head_table(modules: Sequence[AttentionModule]) -> Tensor:
-    """(modules, columns), float64, NaN: a number for each head is to be put in."""
-    return torch.full((len(modules), max(module.columns for module in modules)), torch.nan, dtype=torch.float64)
+def head_table(
+    modules: Sequence[AttentionModule], values: Mapping[str, Tensor] | None = None, *, chosen: Mapping[int, Sequence[int]] | None = None
+) -> Tensor:  # fmt: skip
+    """(modules, columns), float64: a number for each head, NaN where there is none.
+
+    values  by path, one for each head as the module computes them; 0 for the heads of a module without; None: all are NaN
+    chosen  {row: its heads} of those that are put in, None for all
+    """
+    table = torch.full((len(modules), max(module.columns for module in modules)), torch.nan, dtype=torch.float64)
+    if values is None:
+        return table
+    for row, heads in (select(modules, None) if chosen is None else chosen).items():
+        found = values.get(modules[row].path)
+        table[row, list(heads)] = 0.0 if found is None else found[modules[row].indices(heads)].double()
+    return table
 
 
 def row_of(modules: Sequence[AttentionModule], head: Head) -> int:

@@ -25,7 +25,6 @@ __all__ = [
     "each_batch",
     "longest_text",
     "packed",
-    "padded",
     "prepare",
     "side_names",
     "sides",
@@ -50,19 +49,6 @@ class Tokens:
     ids: Tensor
     real: Tensor | None
     begins: Tensor | None = None
-
-
-def padded(sequences: Sequence[Sequence[int]], *, pad: int, side: str = "right") -> dict[str, Tensor]:
-    """input_ids and attention_mask of sequences of different lengths; `pad` fills `side`, "left" or "right"."""
-    if side not in ("left", "right"):
-        raise ManyheadsError(f"side {shown(side)} is not left or right")
-    longest = max((len(one) for one in sequences), default=0)
-    ids = torch.full((len(sequences), longest), pad)
-    real = torch.zeros_like(ids)
-    for row, one in enumerate(sequences):
-        at = slice(longest - len(one), longest) if side == "left" else slice(0, len(one))
-        ids[row, at], real[row, at] = torch.tensor(list(one)), 1
-    return {"input_ids": ids, "attention_mask": real}
 
 
 def windows(

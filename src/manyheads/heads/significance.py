@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 __all__ = ["benjamini_hochberg", "binomial_tail", "bootstrap", "mean_interval", "paired_t", "student_quantile",
-           "student_tail", "student_tails", "unit_mean", "wilson"]  # fmt: skip
+           "student_tail", "student_tails", "two_sided", "unit_mean", "wilson"]  # fmt: skip
 
 _Z_95 = 1.959963984540054
+_SAME = 1e-12
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -80,7 +81,7 @@ def paired_t(differences: np.ndarray) -> np.ndarray:
         if n < 2:
             continue
         error = math.sqrt(square / (n - 1) / n)
-        if error <= 1e-12 * abs(middle) or error == 0:
+        if error <= _SAME * abs(middle) or error == 0:
             answer[at] = 0.5 ** int(n) if middle > 0 else 1.0
         else:
             answer[at] = student_tail(float(middle) / error, int(n) - 1)
@@ -128,6 +129,19 @@ def student_tails(above: np.ndarray, error: np.ndarray, degrees: np.ndarray) -> 
         spread = float(error[at])
         sure = 0.0 if above[at] > 0 else 1.0
         found[at] = student_tail(float(above[at]) / spread, int(degrees[at])) if spread > 0 else sure
+    return found
+
+
+def two_sided(means: np.ndarray, errors: np.ndarray, degrees: np.ndarray) -> np.ndarray:
+    """Two-sided p-values, by Student's t, that each of `means` is 0; NaN where there is no error to hold it against.
+
+    Without any spread the t statistic is no number, and the sign test answers.
+    """
+    found = np.full(means.shape, np.nan)
+    for at in np.flatnonzero(~np.isnan(means) & (degrees > 0)):
+        mean, error, count = abs(float(means.flat[at])), float(errors.flat[at]), int(degrees.flat[at])
+        alike = 1.0 if mean == 0 else 2.0**-count
+        found.flat[at] = alike if error <= _SAME * mean else 2 * student_tail(mean / error, count)
     return found
 
 

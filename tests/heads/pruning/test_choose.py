@@ -14,17 +14,8 @@ pytest.importorskip("transformers")
 from manyheads.errors import ManyheadsError  # noqa: E402
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.model_spec import describe  # noqa: E402
-from manyheads.heads.pruning import (  # noqa: E402
-    budget_heads,
-    choose_heads,
-    closed_by_gates,
-    compare_with_init,
-    losses,
-    mask,
-    prune,
-    reinitialised,
-)
-from manyheads.heads.pruning.choose import removable_range  # noqa: E402
+from manyheads.heads.pruning import choose_heads, compare_with_init, mask, measure_loss_change, prune  # noqa: E402
+from manyheads.heads.pruning.choose import budget_heads, closed_by_gates, reinitialised, removable_range  # noqa: E402
 from manyheads.heads.pruning.plan import now_held  # noqa: E402
 from manyheads.models.door.door import open_door  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
@@ -103,7 +94,8 @@ def test_what_went_before_is_not_chosen_again_and_numbers_stay_original(ids: Any
 
 def test_losses_are_those_of_the_whole_and_of_the_masked_model(ids: Any) -> None:
     model, heads = tiny.build("llama"), [Head(1, 4), Head(2, 0)]
-    whole, without = losses(model, [ids], heads)
+    found = measure_loss_change(model, [ids], heads)
+    whole, without = found.before, found.after
     assert math.isclose(whole, loss_without(model, ids, []), rel_tol=1e-5)
     assert math.isclose(without, loss_without(model, ids, heads), rel_tol=1e-5)
     assert whole != without

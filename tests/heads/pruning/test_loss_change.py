@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from manyheads.heads.pruning import LossChange, mask, measure_loss_change  # noqa: E402
-from manyheads.heads.pruning.loss_change import weighted_interval  # noqa: E402
 from manyheads.models.door.door import open_door  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 
@@ -21,14 +20,14 @@ def test_equal_windows_have_the_interval_of_a_mean() -> None:
     """Student's t of 3 degrees is 3.182446 at 97.5% (any table)."""
     values = [0.5, -0.25, 1.0, 0.75]
     half = 3.182446305 * statistics.stdev(values) / math.sqrt(4)
-    low, high = weighted_interval(values, [7.0] * 4)
-    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-7)
+    found = LossChange((0.0,) * 4, tuple(values), (7.0,) * 4)
+    assert found.interval == pytest.approx((0.5 - half, 0.5 + half), abs=1e-7)
 
 
 def test_a_shorter_window_counts_for_less() -> None:
     """Mean (3 · 1 + 1 · 5) / 4 = 2; s² = 2 (9 · 1 + 1 · 9) / 16 = 2.25; t of 1 degree is 12.7062."""
-    low, high = weighted_interval([1.0, 5.0], [3.0, 1.0])
-    assert (low, high) == pytest.approx((2 - 12.7062047 * 1.5, 2 + 12.7062047 * 1.5), abs=1e-5)
+    found = LossChange((0.0, 0.0), (1.0, 5.0), (3.0, 1.0))
+    assert found.interval == pytest.approx((2 - 12.7062047 * 1.5, 2 + 12.7062047 * 1.5), abs=1e-5)
 
 
 def test_what_the_windows_share_falls_out() -> None:

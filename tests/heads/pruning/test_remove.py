@@ -17,8 +17,8 @@ from manyheads.errors import BackendError, ConversionError, ManyheadsError  # no
 from manyheads.heads.address import Head  # noqa: E402
 from manyheads.heads.effects import ablated  # noqa: E402
 from manyheads.heads.model_spec import describe  # noqa: E402
-from manyheads.heads.pruning import make_plan, mask, prune  # noqa: E402
-from manyheads.heads.pruning.plan import head_counts, units  # noqa: E402
+from manyheads.heads.pruning import mask, prune  # noqa: E402
+from manyheads.heads.pruning.plan import head_counts, make_plan, units  # noqa: E402
 from manyheads.heads.pruning.savings import why_nothing  # noqa: E402
 from manyheads.models.door.door import open_door  # noqa: E402
 from support import rounding  # noqa: E402

@@ -16,11 +16,12 @@ pytest.importorskip("numba")
 import torch
 
 from manyheads.errors import BackendError, ManyheadsError
-from manyheads.heads.batches import padded, prepare, windows
+from manyheads.heads.batches import prepare, windows
 from manyheads.heads.statistics import MASSES, HeadStatistics, Recorder, head_statistics, streaming
 from manyheads.models.door.door import Call, open_door
 from manyheads.ops import softmax
 from support.full_matrices import by_definition
+from support.padding import padded
 from support.peak_memory import PEAK_BYTES, needs_proc
 from support.tiny_transformers import CASES, build, inputs, logits
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from manyheads.heads.effects.first_position import AtFirst, first_position_effects
     from manyheads.heads.effects.importance import FIRST_ORDER, asking, frozen, head_importance
     from manyheads.heads.effects.importance_scores import Importance, rank_correlation, spearman
-    from manyheads.heads.effects.metrics import Metric, measured, metric_of, next_token_loss
+    from manyheads.heads.effects.metrics import Metric, measured, next_token_loss
     from manyheads.heads.effects.objective import DRIFT, Objective, reads_with_decoder, text_objective
     from manyheads.heads.effects.removable import Removable, count_removable
     from manyheads.heads.effects.replaced_outputs import METHODS
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DRIFT", "FDR", "FIRST_ORDER", "METHODS", "SECONDS", "UNITS", "AtFirst", "Budget", "Effects", "Importance",
     "Metric", "Objective", "Removable", "Removal", "Texts", "ablate_heads", "ablated", "asking", "count_removable",
-    "first_position_effects", "frozen", "head_effects", "head_importance", "measured", "metric_of",
-    "next_token_loss", "rank_correlation", "reads_with_decoder", "removal_curve", "spearman", "text_objective",
+    "first_position_effects", "frozen", "head_effects", "head_importance", "measured", "next_token_loss",
+    "rank_correlation", "reads_with_decoder", "removal_curve", "spearman", "text_objective",
 ]  # fmt: skip
 
 _HOMES = {
@@ -32,7 +32,7 @@ _HOMES = {
     "first_position": ("AtFirst", "first_position_effects"),
     "importance": ("FIRST_ORDER", "asking", "frozen", "head_importance"),
     "importance_scores": ("Importance", "rank_correlation", "spearman"),
-    "metrics": ("Metric", "measured", "metric_of", "next_token_loss"),
+    "metrics": ("Metric", "measured", "next_token_loss"),
     "objective": ("DRIFT", "Objective", "reads_with_decoder", "text_objective"),
     "removable": ("Removable", "count_removable"),
     "replaced_outputs": ("METHODS",),

@@ -21,7 +21,7 @@ from manyheads.heads.address import OneHead, address
 from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, head_table, select
 from manyheads.heads.batches import Batch
 from manyheads.heads.effects.activation_cache import ActivationCache, caching_activations
-from manyheads.heads.effects.metrics import Metric, measured, metric_of
+from manyheads.heads.effects.metrics import Metric, measured
 from manyheads.heads.effects.replaced_outputs import (
     METHODS,
     POSITIONS,
@@ -107,7 +107,7 @@ class AblationRun:
         self._gate.batch = batch
         self._gate.take({path: by_path[path].indices(heads) for path, heads in (gone or {}).items()})
         try:
-            value, weight = measured(self._model, batch, metric_of(self._model, batch, self._metric))
+            value, weight = measured(self._model, batch, self._metric)
         finally:
             self._gate.take({})
         return value.item(), weight

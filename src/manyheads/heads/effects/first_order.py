@@ -19,7 +19,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, head_table
 from manyheads.heads.batches import Batch
 from manyheads.heads.effects.importance import asking, backward, frozen
-from manyheads.heads.effects.metrics import Metric, measured, metric_of
+from manyheads.heads.effects.metrics import Metric, measured
 from manyheads.heads.effects.replaced_outputs import MeanOutputs, first_positions
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, open_door
@@ -89,7 +89,7 @@ def first_order_effects(
     with frozen(model), asking(model), open_door(model, gates=[nudged], observers=[means, index], mode="eval") as door:
         for number, batch in enumerate(batches):
             nudged.batch = means.batch = batch
-            value, _ = measured(model, batch, metric_of(model, batch, metric))
+            value, _ = measured(model, batch, metric)
             parts.append(_gradients(model, value, nudged))
             nudged.made = {}
             values.append(value.item())
@@ -98,7 +98,7 @@ def first_order_effects(
     given = {path: mean.double().cpu() for path, mean in means.means().items()}
     return FirstOrder(
         modules, torch.stack([_rises(modules, part, given) for part in parts]),
-        torch.stack([_filled(modules, {path: slope.abs().sum(0) for path, (slope, _, _) in part.items()}) for part in parts]),
+        torch.stack([head_table(modules, {path: slope.abs().sum(0) for path, (slope, _, _) in part.items()}) for part in parts]),
         torch.tensor(values, dtype=torch.float64), given, time.perf_counter() - began,
     )  # fmt: skip
 
@@ -120,19 +120,10 @@ def _rises(
     modules: Sequence[AttentionModule], part: Mapping[str, tuple[Tensor, ...]], means: Mapping[str, Tensor]
 ) -> Tensor:
     """<mean - out, dL/dout> over all positions but the first."""
-    return _filled(
+    return head_table(
         modules,
         {
             path: (torch.einsum("hv,bhv->bh", means[path], added) - (whole - first)).sum(0)
             for path, (whole, first, added) in part.items()
         },
     )
-
-
-def _filled(modules: Sequence[AttentionModule], values: Mapping[str, Tensor]) -> Tensor:
-    """(rows, heads) of a value a head, 0 for a module that a batch did not call."""
-    filled = head_table(modules)
-    for row, module in enumerate(modules):
-        numbers = list(module.numbers)
-        filled[row, numbers] = values[module.path][module.indices(numbers)] if module.path in values else 0.0
-    return filled

@@ -10,7 +10,7 @@ derivative is <out, dL/dout>, so no second pass is needed (arXiv 1905.10650, equ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Heads
-from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, head_table, select
+from manyheads.heads.attention_modules import ModuleIndex, head_table, select
 from manyheads.heads.batches import Batch, BatchLike, as_batches
 from manyheads.heads.effects.ablation import METHODS, ablate_heads
 from manyheads.heads.effects.importance_scores import Importance, rank_correlation
-from manyheads.heads.effects.metrics import Metric, measured, metric_of
+from manyheads.heads.effects.metrics import Metric, measured
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, open_door
 from manyheads.quoting import shown
@@ -95,7 +95,7 @@ def _first_order(
     values, weights = [], []
     with frozen(model), asking(model), open_door(model, gates=[ones], observers=[index], mode=mode) as door:
         for number, batch in enumerate(batches):
-            value, weight = measured(model, batch, metric_of(model, batch, metric))
+            value, weight = measured(model, batch, metric)
             parts.append(_slopes(model, value, ones))
             ones.ones = {}
             values.append(value.item())
@@ -104,8 +104,10 @@ def _first_order(
         modules = index.called(door)
     share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     chosen = select(modules, heads)
-    by_batch = torch.stack([_table(modules, chosen, part, lambda g: g.abs().sum(0)) for part in parts])
-    signed = torch.stack([_table(modules, chosen, part, lambda g: g.sum(0)) for part in parts])
+    by_batch, signed = (
+        torch.stack([head_table(modules, {path: sums(g) for path, g in part.items()}, chosen=chosen) for part in parts])
+        for sums in (lambda g: g.abs().sum(0), lambda g: g.sum(0))
+    )
     baseline = float(torch.tensor(values, dtype=torch.float64) @ share)
     scores = torch.einsum("nrh,n->rh", by_batch, share)
     return Importance(
@@ -133,18 +135,6 @@ def backward(model: Any, value: Tensor, inputs: Sequence[Tensor]) -> None:
         value.backward()  # re-entrant checkpointing refuses to be asked for chosen gradients
     else:
         value.backward(inputs=inputs)
-
-
-def _table(
-    modules: Sequence[AttentionModule], chosen: Mapping[int, Sequence[int]], values: Mapping[str, Tensor],
-    fold: Callable[[Tensor], Tensor],
-) -> Tensor:  # fmt: skip
-    """(rows, heads) of a value a head, NaN where there is none. A batch that did not call a module says nothing of it."""
-    filled = head_table(modules)
-    for row, heads in chosen.items():
-        found = values.get(modules[row].path)
-        filled[row, list(heads)] = 0.0 if found is None else fold(found)[modules[row].indices(heads)]
-    return filled
 
 
 @contextmanager

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head, OneHead, address
 from manyheads.heads.attention_modules import AttentionModule, row_of
-from manyheads.heads.significance import benjamini_hochberg, mean_interval, student_quantile, student_tail
+from manyheads.heads.significance import benjamini_hochberg, mean_interval, student_quantile, two_sided
 
 __all__ = ["Importance", "rank_correlation", "ranks", "spearman"]
-
-_SAME = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,18 +95,11 @@ class Importance:
             raise ManyheadsError(
                 "first-order scores are sizes, none of which is 0; exact ablation can be told apart from 0"
             )
-        low, high = self.interval()
         degrees = len(self.weights) - 1
-        p_values = torch.full_like(self.scores, torch.nan)
-        if degrees > 0:
-            errors = (high - low) / 2 / student_quantile(degrees)
-            for at in (~torch.isnan(self.scores)).nonzero().tolist():
-                row, head = at
-                score, error = abs(float(self.scores[row, head])), float(errors[row, head])
-                # Where all batches are alike, the sign test's answer.
-                alike = 1.0 if score == 0 else 2.0**-degrees
-                p_values[row, head] = alike if error <= _SAME * score else 2 * student_tail(score / error, degrees)
-        return torch.from_numpy(benjamini_hochberg(p_values.flatten().numpy())).reshape(p_values.shape)
+        low, high = (end.numpy() for end in self.interval())
+        errors = (high - low) / 2 / student_quantile(degrees) if degrees else np.full_like(low, np.nan)
+        p_values = two_sided(self.scores.numpy(), errors, np.full(errors.shape, degrees))
+        return torch.from_numpy(benjamini_hochberg(p_values.flatten())).reshape(self.scores.shape)
 
 
 def ranks(values: Tensor) -> Tensor:

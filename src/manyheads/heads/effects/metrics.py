@@ -17,7 +17,6 @@ __all__ = [
     "Metric",
     "is_causal",
     "measured",
-    "metric_of",
     "next_token_loss",
     "summed_cross_entropy",
 ]
@@ -30,14 +29,8 @@ IGNORED = -100  # the label that transformers does not score
 _BLOCK_NUMBERS = 1 << 22  # logits that a loss is made of at a time
 
 
-def metric_of(model: Any, batch: Batch, metric: Metric | None) -> Metric:
-    """`metric`, or the loss of the model where none is given.
-
-    With labels in the batch it is the model's own; a causal language model has the loss of the next token without any.
-    ManyheadsError for other models without labels.
-    """
-    if metric is not None:
-        return metric
+def _own_metric(model: Any, batch: Batch) -> Metric:
+    """With labels in the batch the model's own loss; a causal language model has that of the next token without any."""
     if "labels" in batch:
         shifted = 1 if is_causal(model) else 0
         return lambda outputs, given: _own_loss(outputs, given, shifted=shifted)
@@ -117,8 +110,12 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return total
 
 
-def measured(model: Any, batch: Batch, metric: Metric) -> tuple[Tensor, float]:
-    """(value, weight) of the metric on a batch. ManyheadsError where it is not one finite number."""
+def measured(model: Any, batch: Batch, metric: Metric | None) -> tuple[Tensor, float]:
+    """(value, weight) of the metric on a batch; None: the loss of the model.
+
+    ManyheadsError where it is not one finite number, and for a model that is no causal language model and has no labels.
+    """
+    metric = metric or _own_metric(model, batch)
     found = metric(model(**batch), batch)
     value, weight = found if isinstance(found, tuple) else (found, _sequences(batch))
     value = torch.as_tensor(value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyheads.heads.significance import student_quantile, student_tail
+from manyheads.heads.significance import student_quantile, two_sided
 
 __all__ = ["Estimate", "two_phase_estimate"]
 
@@ -38,15 +38,7 @@ class Estimate:
     @property
     def p_values(self) -> np.ndarray:
         """Two-sided, that the mean is 0; NaN where there is no error to hold it against."""
-        found = np.full(self.means.shape, np.nan)
-        for at, (mean, error, degrees) in enumerate(zip(self.means, self.errors, self.degrees, strict=True)):
-            if degrees < 1:
-                continue
-            if error <= _SAME * abs(mean):  # all texts alike: the sign test's answer
-                found[at] = 1.0 if mean == 0 else 2.0 ** -int(degrees)
-            else:
-                found[at] = 2 * student_tail(abs(float(mean)) / float(error), int(degrees))
-        return found
+        return two_sided(self.means, self.errors, self.degrees)
 
 
 def two_phase_estimate(estimated: np.ndarray, measured: np.ndarray, which: Sequence[int]) -> Estimate:

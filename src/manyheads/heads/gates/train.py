@@ -28,7 +28,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.heads.address import Head
 from manyheads.heads.attention_modules import AttentionModule, ModuleIndex, head_table
 from manyheads.heads.batches import Batch, BatchLike, as_batches
-from manyheads.heads.effects import Importance, Metric, asking, frozen, measured, metric_of
+from manyheads.heads.effects import Importance, Metric, asking, frozen, measured
 from manyheads.heads.gates.hard_concrete import drawn, likely, open_probability
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call, open_door
@@ -207,11 +207,7 @@ class _Drawing:
 
     def table(self, modules: Sequence[AttentionModule]) -> Tensor:
         """The numbers of all heads, (rows, heads), NaN where there is none."""
-        filled = head_table(modules)
-        for row, module in enumerate(modules):
-            wide = self._wide(module.path, self.a[module.path].detach()).double()
-            filled[row, list(module.numbers)] = wide[module.indices(module.numbers)]
-        return filled
+        return head_table(modules, {path: self._wide(path, a.detach()) for path, a in self.a.items()})
 
     def _wide(self, path: str, values: Tensor) -> Tensor:
         """A value a group as one a query head: consecutive query heads share a key/value head."""
@@ -273,7 +269,7 @@ def _mean_loss(
     found = []
     with torch.no_grad(), open_door(model, gates=[gate] if gate else [], mode="eval"):
         for batch in batches:
-            value, weight = measured(model, batch, metric_of(model, batch, metric))
+            value, weight = measured(model, batch, metric)
             found.append((value.item(), weight))
     return sum(value * weight for value, weight in found) / sum(weight for _, weight in found)
 
@@ -292,7 +288,7 @@ def _descend(
         for step in range(steps):
             drawing.renew()
             batch = batches[step % len(batches)]
-            value, _ = measured(model, batch, metric_of(model, batch, metric))
+            value, _ = measured(model, batch, metric)
             if not value.requires_grad:
                 raise ManyheadsError("the metric does not pass gradients back to the heads (a count, an argmax?)")
             opened_heads = drawing.expected()

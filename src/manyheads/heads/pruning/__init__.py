@@ -7,43 +7,26 @@ from typing import TYPE_CHECKING
 from manyheads.lazy import lazy
 
 if TYPE_CHECKING:
-    from manyheads.heads.pruning.choose import (
-        Choice,
-        budget_heads,
-        choose_heads,
-        closed_by_gates,
-        compare_with_init,
-        losses,
-        reinitialised,
-    )
+    from manyheads.heads.pruning.choose import choose_heads, compare_with_init
     from manyheads.heads.pruning.export import export_pruned, load_pruned
     from manyheads.heads.pruning.exported import Exported
     from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
     from manyheads.heads.pruning.output_folder import check_folder
-    from manyheads.heads.pruning.plan import Plan, make_plan
+    from manyheads.heads.pruning.plan import Plan
     from manyheads.heads.pruning.remove import Pruned, mask, prune
 
 __all__ = [
-    "Choice", "Exported", "LossChange", "Plan", "Pruned", "budget_heads", "check_folder", "choose_heads",
-    "closed_by_gates", "compare_with_init", "export_pruned", "load_pruned", "losses", "make_plan", "mask",
-    "measure_loss_change", "prune", "reinitialised",
+    "Exported", "LossChange", "Plan", "Pruned", "check_folder", "choose_heads", "compare_with_init",
+    "export_pruned", "load_pruned", "mask", "measure_loss_change", "prune",
 ]  # fmt: skip
 
 _HOMES = {
-    "choose": (
-        "Choice",
-        "budget_heads",
-        "choose_heads",
-        "closed_by_gates",
-        "compare_with_init",
-        "losses",
-        "reinitialised",
-    ),
+    "choose": ("choose_heads", "compare_with_init"),
     "export": ("export_pruned", "load_pruned"),
     "exported": ("Exported",),
     "loss_change": ("LossChange", "measure_loss_change"),
     "output_folder": ("check_folder",),
-    "plan": ("Plan", "make_plan"),
+    "plan": ("Plan",),
     "remove": ("Pruned", "mask", "prune"),
 }
 

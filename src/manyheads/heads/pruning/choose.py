@@ -1,6 +1,6 @@
 """Which heads should go: by a budget and their importance, asked again as heads go, or by gates that were trained.
 
-What is chosen on some text is judged on other text (`losses`). `compare_with_init` does the same to the same architecture
+What is chosen on some text is judged on other text (`heads.pruning.measure_loss_change`). `compare_with_init` does the same to the same architecture
 with fresh weights: the experiment that Michel et al. (arXiv 1905.10650) are often said to have run, and did not; they
 pruned during training.
 """
@@ -36,7 +36,6 @@ __all__ = [
     "choose_heads",
     "closed_by_gates",
     "compare_with_init",
-    "losses",
     "reinitialised",
     "removable_range",
 ]
@@ -212,12 +211,6 @@ def closed_by_gates(gates: Gates) -> Choice:
         said = f"no gate closed at a penalty of {gates.penalty:g} a head, so nothing would go; "
         raise ManyheadsError(said + (gates.convergence.more or "a higher penalty closes more"))
     return Choice(tuple(sorted(found)), f"gates at a penalty of {gates.penalty:g} ({gates.convergence.text})", 1)
-
-
-def losses(model: Any, batches: Batches, heads: Sequence[Head], *, metric: Metric | None = None) -> tuple[float, float]:
-    """The mean loss of `model` on `batches` as it is, and with `heads` masked; `heads.pruning.measure_loss_change` has an interval."""
-    found = measure_loss_change(model, batches, heads, metric=metric)
-    return found.before, found.after
 
 
 def reinitialised(model: Any, *, seed: int = 0) -> Any:

@@ -12,12 +12,12 @@ import torch
 
 from manyheads.heads.address import Heads
 from manyheads.heads.batches import Batch, BatchLike, as_batches
-from manyheads.heads.effects import Metric, measured, metric_of
+from manyheads.heads.effects import Metric, measured
 from manyheads.heads.pruning.remove import mask
 from manyheads.heads.significance import mean_interval
 from manyheads.models.door.door import open_door
 
-__all__ = ["LossChange", "measure_loss_change", "weighted_interval"]
+__all__ = ["LossChange", "measure_loss_change"]
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,14 @@ class LossChange:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95% of the change."""
-        apart = [after - before for before, after in zip(self.whole, self.without, strict=True)]
-        return weighted_interval(apart, self.weights) if len(apart) > 1 else None
+        if len(self.weights) < 2:
+            return None
+        low, high = mean_interval(np.array(self.without) - np.array(self.whole), np.array(self.weights))
+        return float(low), float(high)
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return math.fsum(value * weight for value, weight in zip(values, weights, strict=True)) / math.fsum(weights)
-
-
-def weighted_interval(values: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of a weighted mean of two values or more, as in `significance.mean_interval`."""
-    low, high = mean_interval(np.array(values), np.array(weights))
-    return float(low), float(high)
 
 
 def measure_loss_change(
@@ -80,5 +76,5 @@ def measure_loss_change(
 
 @torch.no_grad()
 def _losses(model: Any, batches: Sequence[Batch], metric: Metric | None) -> list[tuple[float, float]]:
-    found = [measured(model, batch, metric_of(model, batch, metric)) for batch in batches]
+    found = [measured(model, batch, metric) for batch in batches]
     return [(float(value), float(weight)) for value, weight in found]

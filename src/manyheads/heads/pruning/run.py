@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 from manyheads.checkpoints.pruned import FORMS, FormName, LayerHeads, read_pruning
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.errors import ManyheadsError
-from manyheads.heads.address import parse_heads_by_stack
+from manyheads.heads.address import parse_heads
 from manyheads.heads.alignment import frame
 from manyheads.heads.batches import longest_text
 from manyheads.heads.effects import DRIFT, Metric, Objective, text_objective
@@ -110,7 +110,7 @@ def pruning(request: Request, *, say: Say = lambda _: None) -> PruningReport:
     pass through the door, text of fewer than two tokens, and a form that cannot be; nothing is written then.
     """
     checkpoint = request.model
-    named = parse_heads_by_stack(request.heads) if request.heads else {}
+    named = parse_heads(request.heads) if request.heads else {}
     _check_early(request, checkpoint, named)
     say(f"loading {checkpoint.name} in float32 on {request.device}")
     loaded = load(checkpoint, device=request.device, say=say)
