@@ -246,7 +246,7 @@ def test_attention_that_did_not_run_while_gates_were_trained_has_none() -> None:
 
 
 def test_needed_and_kept_are_two_questions() -> None:
-    places = (AttentionModule("layers.0", 0, "", 4, 4),)
+    places = (AttentionModule("layers.0", "", 0, 4, 4),)
     scores = torch.tensor([[0.5, 0.01, 0.5, -0.3]], dtype=torch.float64)
     values = torch.tensor([[1.0, 0.7, 0.0, 0.0]], dtype=torch.float64)
     ablated = Importance("zero", scores, scores > -9, 0.0, places, scores[None], torch.ones(1), 0.0)

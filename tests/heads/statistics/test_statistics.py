@@ -257,7 +257,7 @@ def test_left_padding_leaves_encoders_their_own_positions(name: str) -> None:
     batch = padded([[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]], pad=model.config.pad_token_id or 0, side="left")
     if model.config.is_encoder_decoder:
         batch["decoder_input_ids"] = torch.tensor([[1, 30, 31], [1, 40, 41]])
-    given = prepare(model, batch, device="cpu")
+    given = prepare(model, batch, all_logits=False)
     given.pop("logits_to_keep", None)  # of T5Gemma's, whose call gives all
     assert torch.equal(logits(model, given), logits(model, batch))
 
@@ -266,9 +266,9 @@ def test_left_padding_of_a_causal_bert_and_of_a_model_that_places_pictures() -> 
     """A BERT that is a decoder is generated with positions that skip padding; one with its own positions is not given any."""
     batch = padded([[11, 12, 11], [20, 21, 22, 20, 21, 22, 30]], pad=0, side="left")
     causal = build("bert-masked-lm", is_decoder=True)
-    assert prepare(causal, batch, device="cpu")["position_ids"][0].tolist() == [0, 0, 0, 0, 0, 1, 2]
+    assert prepare(causal, batch, all_logits=False)["position_ids"][0].tolist() == [0, 0, 0, 0, 0, 1, 2]
     causal.bert.get_rope_index = lambda: None
-    assert "position_ids" not in prepare(causal, batch, device="cpu")
+    assert "position_ids" not in prepare(causal, batch, all_logits=False)
 
 
 def test_padding_of_both_sides_of_an_encoder_decoder() -> None:
