@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from pathlib import Path
 
@@ -144,8 +143,6 @@ def test_kept_code_knows_all_that_it_was_made_of(monkeypatch: pytest.MonkeyPatch
     stamp = kernel(0, 64, 64).code._cache._cache_file._source_stamp
     monkeypatch.setattr(caching, "_sources", caching._sources.__wrapped__)
     assert stamp[1] == caching._sources()
-    imported = set(re.findall(r"from manyheads\.kernels\.?(\w*) import", (SOURCE / "kernels/decode.py").read_text()))
-    assert imported <= {Path(name).stem for name in caching._SOURCES} | {"", "caching"}
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == "micro.py" else b""))
     assert stamp[1] != caching._sources()

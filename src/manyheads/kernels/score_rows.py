@@ -3,8 +3,7 @@
 
 What a plain scan does in some thirty operations on tensors is done here with the sixteen scores of a vector in a register:
 exp, entropy, distance, spread, duplicates and induction targets in about two processor cycles a score. Key sets are a
-product with e, which the pass leaves where the scores were. The intrinsics are in this file because kept code knows of the
-file of its entry and of those in `kernels` only (kernels.caching).
+product with e, which the pass leaves where the scores were.
 """
 
 from __future__ import annotations
@@ -109,7 +108,9 @@ def _kernel() -> Entry:
             _visit(r, task, found)
             task = take(r.counters)
 
-    return entry(run, types.void(types.CPointer(from_dtype(_REQUEST))), name=("scan", 1))
+    # Where the fields lie is compiled into the code, and said in a file that is none of the kernels'.
+    fields = (BEST, COUNT, DISTANCE, KEY_SETS, PAST, REFERENCE, SQUARES, SUM, TOP, TOTAL, WEIGHTED)
+    return entry(run, types.void(types.CPointer(from_dtype(_REQUEST))), name=("scan", LANES, fields))
 
 
 @compiled
