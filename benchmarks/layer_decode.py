@@ -191,7 +191,7 @@ def theirs(copy: Copy, kind: str) -> Step:
     turn = (torch.ones(1, 1, size).to(DTYPE), torch.zeros(1, 1, size).to(DTYPE))
 
     def step() -> Tensor:
-        out: Tensor = made(copy.x, position_embeddings=turn, attention_mask=None, past_key_values=cache)[0]
+        out: Tensor = made(copy.x, position_embeddings=turn, attention_mask=None, cache=cache)[0]
         cache.crop(-1)
         return out
 
