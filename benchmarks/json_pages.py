@@ -61,20 +61,25 @@ def page(page: Page) -> str:
     """The page as text."""
     sections = Sections()
     sections.add(page.record, "")
-    parts = [f"# {page.title}", *filter(None, [page.head]), VERSIONS]
+    parts = [f"# {page.title}", wrapped(page.head), wrapped(VERSIONS)]
     for record, paths in sections.paths.items():
         own = [path for path in paths if path]
         if record is not page.record:
             parts.append(f"## {', '.join(f'`{path}`' for path in own)}")
         parts += [*described(record), table(record, sections)]
-    return "\n\n".join([*parts, *filter(None, [page.tail])]) + "\n"
+    return "\n\n".join([*parts, *filter(None, [wrapped(page.tail)])]) + "\n"
 
 
 def described(record: type) -> Iterator[str]:
     """What the class says of itself, and what it says of the keys that it shares with others."""
     for one in record.__mro__:
         if is_dataclass(one) and one.__doc__ and not one.__doc__.startswith(f"{one.__name__}("):
-            yield textwrap.fill(" ".join(one.__doc__.split()), 120, break_long_words=False, break_on_hyphens=False)
+            yield wrapped(one.__doc__)
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines of 120 characters."""
+    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def table(record: type, sections: Sections) -> str:
@@ -146,7 +151,7 @@ PAGES = (
         "`manyheads.price` returns the same as a frozen value, `manyheads.cost.price_record.Price`: the keys are its "
         "attributes, and `manyheads.report.jsonform.as_json` makes the object of it.",
         "Exit status: 0 done, 1 it does not fit in `--memory`, 2 the request or the input is wrong (one line on stderr, nothing "
-        "on\nstdout).",
+        "on stdout).",
     ),
     Page(
         "xray-json.md", "The object of `manyheads xray --json`, which is xray.json too", XRay,

@@ -77,7 +77,7 @@ def test_what_is_asked_of_heads_is_in_the_command(capsys, here, llama) -> None:
     status, out, _ = run(capsys, llama, "--threads", "1", *words)
     assert status == 0
     data = json.loads((here / "xray.json").read_text())
-    assert data["command"] == f"manyheads xray {llama} --tokens 150 --threads 1 --seconds 90 --exact --map-tokens 32"
+    assert data["command"] == f"manyheads xray {llama} --threads 1 {' '.join(words)}"
     assert (data["heads"]["maps"]["tokens"], data["heads"]["importance"]["method"]) == (32, "mean")
     assert "by what the other half says that each costs alone" in " ".join(out.split())
 
