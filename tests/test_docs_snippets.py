@@ -6,6 +6,7 @@ Docstrings count: an indented block of one that is Python and calls something is
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import re
 import shlex
@@ -34,22 +35,31 @@ def look(call: Any, out: Any) -> None:
     """An observer."""
 
 
-@pytest.fixture
-def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the documents take for granted: a model and its tokenizer, texts, tokens; and files of a model."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A folder with a model of 18 layers, the model, and its tokenizer."""
     import transformers
 
     from support import tiny_models
 
-    folder = tiny_models.save("llama", tmp_path / "path" / "to" / "model")
+    folder = tiny_models.save("llama", tmp_path_factory.mktemp("documents") / "model")
     config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=18)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     model.save_pretrained(folder)
-    ids = torch.randint(3, 300, (1, 24))
+    return folder, model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def names(made: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the documents take for granted: a model and its tokenizer, texts, tokens; and files of a model."""
+    folder, model, tokenizer = made
+    model = copy.deepcopy(model)
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    for place in ("path/to/model", "my-checkpoint"):
+        (tmp_path / place).symlink_to(folder, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my-checkpoint").symlink_to(folder, target_is_directory=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = torch.randint(3, 300, (1, 24), generator=torch.Generator().manual_seed(0))
     return {
         "manyheads": manyheads, "model": model, "whole": model, "tokenizer": tokenizer, "text": TEXT, "ids": ids,
         "other_ids": ids.flip(1), "batches": [ids, ids.flip(1)], "batch": {"input_ids": ids}, "look": look,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from pathlib import Path
 
 from manyheads.errors import BackendError
 
@@ -23,11 +21,13 @@ DEMO_COMMAND = (
 
 def demo_file() -> str:
     """The path of its GGUF file; BackendError with the command that brings it where it is not installed."""
-    found = importlib.util.find_spec(DEMO_PACKAGE)
+    from importlib.util import find_spec
+
+    found = find_spec(DEMO_PACKAGE)
     for folder in (found.submodule_search_locations or ()) if found else ():
-        files = sorted(Path(folder).glob("*.gguf"))
+        files = sorted(name for name in os.listdir(folder) if name.endswith(".gguf"))
         if files:
-            return str(files[0])
+            return os.path.join(folder, files[0])
     raise BackendError(f"the demo model (SmolLM2-135M, 93 MB) is not installed: {DEMO_COMMAND}")
 
 

@@ -3,57 +3,45 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
+from manyheads.cli import options as known
 from manyheads.cli import quantities
 from manyheads.cli.common import UsageError, emit, ending, in_options, progress, timed, write_stdout
-from manyheads.cli.options import (
-    BOS,
-    CONLLU,
-    DEVICE,
-    DTYPE,
-    IMPORTANCE,
-    IMPORTANCES,
-    JSON,
-    LEAST_EFFECT,
-    OUTPUT,
-    SEED,
-    TEXT,
-    THREADS,
-    TOKENS,
-    Option,
-    add,
-    add_model,
-)
+from manyheads.cli.options import Option, add, add_model
 from manyheads.cli.running import open_runnable
 
 __all__ = ["configure", "run"]
 
 
+_OPTIONS = (
+    known.TEXT,
+    known.TOKENS,
+    Option("--window", "in windows of N tokens (default %(default)s)", "N", quantities.tokens(least=2), "512"),
+    Option("--head", 'one head in detail: "17:3" is layer:head', "HEAD", default=""),
+    known.BOS,
+    Option("--roles", "test what each head does (default: yes)", kind="either", default=True),
+    known.CONLLU,
+    known.LEAST_EFFECT,
+    replace(
+        known.IMPORTANCE, help="first-order, zero, mean, resample or none (default %(default)s)", parameter="importance",
+        read=quantities.one_of(*known.IMPORTANCES, "none"),
+    ),
+    known.DTYPE,
+    known.DEVICE,
+    known.THREADS,
+    known.SEED,
+    Option("--csv", "print one line a head, comma-separated, instead of text", kind="switch"),
+    known.JSON,
+    known.OUTPUT,
+)  # fmt: skip
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     add_model(parser, runs=True)
-    add(parser, TEXT)
-    add(parser, TOKENS)
-    add(
-        parser,
-        Option("--window", "in windows of N tokens (default %(default)s)", "N", quantities.tokens(least=2), "512"),
-    )
-    add(parser, Option("--head", 'one head in detail: "17:3" is layer:head', "HEAD", default=""))
-    add(parser, BOS)
-    add(parser, Option("--roles", "test what each head does (default: yes)", kind="either", default=True))
-    add(parser, CONLLU)
-    add(parser, LEAST_EFFECT)
-    add(
-        parser, IMPORTANCE, help="first-order, zero, mean, resample or none (default %(default)s)", parameter="importance",
-        read=quantities.one_of(*IMPORTANCES, "none"),
-    )  # fmt: skip
-    add(parser, DTYPE)
-    add(parser, DEVICE)
-    add(parser, THREADS)
-    add(parser, SEED)
-    add(parser, Option("--csv", "print one line a head, comma-separated, instead of text", kind="switch"))
-    add(parser, JSON)
-    add(parser, OUTPUT)
+    for option in _OPTIONS:
+        add(parser, option)
 
 
 def run(options: argparse.Namespace) -> int:

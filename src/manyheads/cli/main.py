@@ -18,7 +18,6 @@ import errno
 import functools
 import importlib
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -97,6 +96,8 @@ class _Parser(argparse.ArgumentParser):
         parameters.
         """
         mine = declared(self)
+        import shlex
+
         words, said = renamed(words, mine)
         for line in said:
             progress(f"{self.prog}: {line}")

@@ -208,7 +208,7 @@ def suggestion(name: str, options: Iterable[Option]) -> str | None:
 def spoken(text: str, options: Iterable[Option]) -> str:
     """What the library says of its parameters, said of the options that stand for them: budget='9' becomes --budget '9'."""
     named = {option.parameter or option.flag.lstrip("-").replace("-", "_"): option for option in options}
-    if "=" not in text or not named:
+    if not any(f"{name}=" in text for name in named):
         return text
 
     def said(found: re.Match[str]) -> str:

@@ -7,25 +7,10 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from manyheads.cli import options as known
 from manyheads.cli import quantities
 from manyheads.cli.common import emit, in_options, progress, timed
-from manyheads.cli.options import (
-    BOS,
-    CONLLU,
-    CONTEXT,
-    DEVICE,
-    DTYPE,
-    JSON,
-    LEAST_EFFECT,
-    OUTPUT,
-    SEED,
-    TEXT,
-    THREADS,
-    TOKENS,
-    Option,
-    add,
-    add_model,
-)
+from manyheads.cli.options import Option, add, add_model
 from manyheads.cli.running import open_runnable
 from manyheads.errors import CheckpointError, ManyheadsError
 from manyheads.quoting import shown_path
@@ -39,13 +24,13 @@ JSON_NAME, HTML_NAME = "xray.json", "xray.html"
 
 
 _OWN = (
-    TEXT,
-    TOKENS,
-    replace(BOS, help="put the model's beginning-of-text token before each window (default: no)", default=False),
-    replace(CONTEXT, help="tokens to price: 8k, 1M; several with commas"),
-    DTYPE,
-    DEVICE,
-    THREADS,
+    known.TEXT,
+    known.TOKENS,
+    replace(known.BOS, help="put the model's beginning-of-text token before each window (default: no)", default=False),
+    replace(known.CONTEXT, help="tokens to price: 8k, 1M; several with commas"),
+    known.DTYPE,
+    known.DEVICE,
+    known.THREADS,
     Option(
         "--seconds", "take heads out for N seconds at most (default %(default)s)", "N", quantities.count(86_400), "180",
         tried=("--timeout", "--time"),
@@ -54,12 +39,12 @@ _OWN = (
     Option(
         "--map-tokens", "show where heads look in N tokens (default %(default)s)", "N", quantities.tokens(most=32_768), "2048"
     ),
-    CONLLU,
-    LEAST_EFFECT,
+    known.CONLLU,
+    known.LEAST_EFFECT,
     Option("--no-heads", "leave the heads out: cost, parameters, text, cache", kind="switch"),
-    SEED,
-    JSON,
-    replace(OUTPUT, metavar="FOLDER", default="", help="write xray.html and xray.json to FOLDER (default: here)"),
+    known.SEED,
+    known.JSON,
+    replace(known.OUTPUT, metavar="FOLDER", default="", help="write xray.html and xray.json to FOLDER (default: here)"),
 )  # fmt: skip
 
 
