@@ -6,9 +6,9 @@ import argparse
 from dataclasses import replace
 
 from manyheads.cli import quantities
-from manyheads.cli.common import emit, timed
+from manyheads.cli.common import emit, need, timed
 from manyheads.cli.options import DEVICE, IMPORTANCE, JSON, OUTPUT, SEED, TEXT, TOKENS, Option, add, add_model
-from manyheads.cli.running import open_runnable
+from manyheads.cli.running import runnable
 from manyheads.errors import ManyheadsError
 
 __all__ = ["configure", "run"]
@@ -66,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints what goes, what that saves and what it loses; writes the smaller model where a folder is named."""
-    from manyheads.heads.model_spec import about_removing
+    from manyheads.checkpoints import open_model
     from manyheads.heads.pruning import check_folder
     from manyheads.models.load.text import read_text, shipped_text
     from manyheads.quoting import shown_path
@@ -81,14 +81,18 @@ def run(options: argparse.Namespace) -> int:
             "one (--gates 0.01)"
         )
     reading = read_text(options.text) if options.text else shipped_text()
-    with about_removing():
-        model = open_runnable(options, "torch", "transformers", to="run a model and remove its heads")
+    found = runnable(options)
     if options.output:
-        check_folder(options.output, model=model.located, named=f"--output {shown_path(options.output)}")
+        check_folder(options.output, model=found, named=f"--output {shown_path(options.output)}")
+    for package in ("torch", "transformers"):
+        need(package, to="run a model and remove its heads")
 
+    from manyheads.heads.model_spec import about_removing
     from manyheads.heads.pruning.run import GATES, Request, pruning
     from manyheads.heads.pruning.tables import report
 
+    with about_removing():
+        model = open_model(found, revision=options.revision)
     request = Request(
         model, reading, heads=options.heads, budget=options.budget, method=GATES if options.gates else options.importance,
         penalty=options.gates or 0.0, steps=options.steps, rounds=options.rounds, tokens=options.tokens,
