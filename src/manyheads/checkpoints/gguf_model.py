@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from manyheads.checkpoints.config import read_config
+from manyheads.checkpoints.config import ModelConfig, read_config
 from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.gguf_header import ArrayInfo, GGUFHeader
 from manyheads.checkpoints.gguf_layouts import gguf_layout
 from manyheads.checkpoints.gguf_parts import read_gguf_model
-from manyheads.checkpoints.reading import Checkpoint
 from manyheads.checkpoints.telltale import is_inert, is_telltale
-from manyheads.checkpoints.verify import check_header
+from manyheads.checkpoints.verify import HeaderCheck, check_header
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown, shown_path
 
@@ -64,9 +63,9 @@ class _File:
     names: Mapping[str, tuple[int, ...]]
 
 
-def open_gguf(path: str | os.PathLike[str], *, assume: str = "") -> Checkpoint:
-    """Read the GGUF file `path`, or the parts of the split file that it belongs to, as a model: parameters and bytes come
-    from the headers, tensor by tensor.
+def open_gguf(path: str | os.PathLike[str], *, assume: str = "") -> tuple[ModelConfig, HeaderCheck, dict[str, Any]]:
+    """Read the GGUF file `path`, or the parts of the split file that it belongs to, as a model: what its metadata says, the
+    parameters and bytes of the headers, tensor by tensor, and the configuration that the metadata amounts to.
 
     Raises CheckpointError, one line: for what `read_gguf_model` refuses, an architecture that is not described, metadata that
     is absent or contradicts itself, and tensors that are not those of the model that the metadata describes.
@@ -80,14 +79,10 @@ def open_gguf(path: str | os.PathLike[str], *, assume: str = "") -> Checkpoint:
     found = check_header(tensors, family, model.stack, source=where, config=config)
     if found is None:
         raise AssertionError("a configuration made here names no quantisation")
-    notes = list(model.notes)
     if any(name.startswith("rope_f") for name in tensors):
-        notes.append("rotary frequencies are scaled by a table in the file, which is not read")
-    name = os.path.splitext(os.path.basename(os.fspath(path)))[0]
-    return Checkpoint(
-        found.stack, name, os.fspath(path), model.family, found.weight_dtype, found.parameters, found.stored_bytes, config=config,
-        notes=(*notes, *found.notes), unknown_keys=model.unknown_keys,
-    )  # fmt: skip
+        scaled = "rotary frequencies are scaled by a table in the file, which is not read"
+        model = replace(model, notes=(*model.notes, scaled))
+    return model, found, config
 
 
 def gguf_family(family: Family, header: GGUFHeader) -> Family:

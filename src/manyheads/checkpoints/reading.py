@@ -112,9 +112,7 @@ def _read(found: Located, revision: str | None, assume: str) -> Checkpoint:
     if found.kind == "hub":
         return _from_hub(found.text, revision, assume)
     if found.kind == "gguf":
-        from manyheads.checkpoints.gguf_model import open_gguf
-
-        return open_gguf(found.text, assume=assume)
+        return _from_gguf(found.text, assume)
     return _from_disk(found, assume)
 
 
@@ -144,6 +142,16 @@ def _from_hub(repo_id: str, revision: str | None, assume: str) -> Checkpoint:
     commit = path.parent.name  # the cache has a folder for each
     made = _checkpoint(model, repo_id.rpartition("/")[2], repo_id, config)
     return replace(made, commit=commit if _COMMIT.fullmatch(commit) else "")
+
+
+def _from_gguf(path: str, assume: str) -> Checkpoint:
+    from manyheads.checkpoints.gguf_model import open_gguf
+
+    model, found, config = open_gguf(path, assume=assume)
+    return Checkpoint(
+        found.stack, os.path.splitext(os.path.basename(path))[0], path, model.family, found.weight_dtype, found.parameters,
+        found.stored_bytes, config=config, notes=(*model.notes, *found.notes), unknown_keys=model.unknown_keys,
+    )  # fmt: skip
 
 
 def _from_disk(found: Located, assume: str) -> Checkpoint:
