@@ -189,7 +189,8 @@ found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "numba" else found(name, *more)
 sys.modules["numba"] = None
 import torch
-from manyheads.layer.backends import attend, select
+from manyheads.layer.backends import select
+from manyheads.layer.dispatch import attend
 from manyheads.ops.call import AttentionCall
 q, k = torch.randn(1, 32, 1, 64), torch.randn(1, 8, 4096, 64)
 call = AttentionCall.checked(q, k, k, scale=0.1)

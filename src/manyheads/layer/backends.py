@@ -1,9 +1,9 @@
 """Which backend computes a call of attention, and why: one order, and one place for what would be quicker.
 
     selected = select(call)            # its name, and why not a quicker one
-    out = attend(call)                 # (b, h, t, v)
 
-The layer, the drop-in for torch's module, the door into transformers' models and `manyheads explain` all ask here.
+The layer, the drop-in for torch's module, the door into transformers' models and `manyheads explain` all ask here; `dispatch`
+computes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 from manyheads.cost.formulas import absorption_crossover_queries
 from manyheads.kernels import backend as kernel
 from manyheads.kernels.keys import MOST_QUERIES
-from manyheads.layer.last_query import attend_last
 from manyheads.ops import sdpa, softmax, tiled
 from manyheads.ops.answer import Answer, No, Yes
 from manyheads.ops.call import AttentionCall, Backend
@@ -26,7 +25,7 @@ from manyheads.quoting import shown
 from manyheads.spec import Latent
 
 __all__ = [
-    "BACKENDS", "NAMES", "Selected", "attend", "is_absorption_profitable", "is_profitable", "run", "select",
+    "BACKENDS", "NAMES", "Selected", "is_absorption_profitable", "is_profitable", "select",
 ]  # fmt: skip
 
 BACKENDS: Mapping[str, Backend] = {"kernel": kernel, "plain": softmax, "tiled": tiled, "sdpa": sdpa}
@@ -59,19 +58,6 @@ class Selected:
 
     def __repr__(self) -> str:
         return f"Selected({shown(self.name)}, {shown(self.reason)})"
-
-
-def attend(call: AttentionCall, backend: str = "auto") -> Tensor:
-    """The output (b, h, t, v) of a call, by a backend of `NAMES` as `select` has it."""
-    return run(select(call, backend).name, call)
-
-
-def run(name: str, call: AttentionCall) -> Tensor:
-    """The output (b, h, t, v) of a call by a backend that supports it. In a graph the kernel stands for whatever is the
-    quickest where the graph runs."""
-    if name == "kernel":
-        return attend_last(call) if torch.compiler.is_compiling() else kernel.run(call)
-    return BACKENDS[name].run(call.materialized())
 
 
 def select(call: AttentionCall, backend: str = "auto") -> Selected:

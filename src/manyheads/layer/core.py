@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from manyheads.layer.backends import attend, run, select
+from manyheads.layer.backends import select
+from manyheads.layer.dispatch import attend, run
 from manyheads.ops import sdpa, softmax
 from manyheads.ops.call import AttentionCall
 

@@ -16,7 +16,7 @@ from transformers.masking_utils import causal_mask_function
 
 import manyheads
 from manyheads.errors import BackendError
-from manyheads.layer.backends import attend
+from manyheads.layer.dispatch import attend
 from manyheads.models.door.backends import Function
 from manyheads.models.door.call import read_call
 from manyheads.models.door.door import Call, open_door

@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from transformers import DynamicCache, StaticCache
 
 import manyheads
-from manyheads.layer.last_query import attend_last
+from manyheads.layer.dispatch import attend_last
 from manyheads.ops import masks, softmax
 from manyheads.ops.bias import Alibi, alibi_slopes
 from manyheads.ops.call import AttentionCall

@@ -19,7 +19,8 @@ import manyheads
 from manyheads.kernels import backend as kernel
 from manyheads.kernels import keys as bounds
 from manyheads.layer import backends
-from manyheads.layer.backends import attend, select
+from manyheads.layer.backends import select
+from manyheads.layer.dispatch import attend
 from manyheads.models.door.call import EVERYTHING, read_call
 from manyheads.models.door.door import open_door
 from manyheads.ops import masks

@@ -14,7 +14,8 @@ from torch import nn
 
 import manyheads
 from manyheads.kernels import backend as kernel
-from manyheads.layer.backends import attend, select
+from manyheads.layer.backends import select
+from manyheads.layer.dispatch import attend
 from manyheads.models.caches.layers import FullLayer, WindowLayer
 from manyheads.models.door.call import read_call
 from manyheads.ops import masks, softmax

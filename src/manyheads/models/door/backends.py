@@ -8,7 +8,8 @@ from functools import partial
 from torch import Tensor
 
 from manyheads.errors import BackendError
-from manyheads.layer.backends import BACKENDS, NAMES, Selected, run, select
+from manyheads.layer.backends import BACKENDS, NAMES, Selected, select
+from manyheads.layer.dispatch import run
 from manyheads.models.door.call import Call
 from manyheads.quoting import shown
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import BackendError
 from manyheads.layer.backends import Selected
-from manyheads.layer.backends import attend as computed
+from manyheads.layer.dispatch import attend as computed
 from manyheads.models.door.attentions import Attentions, find_attentions, hold, release
 from manyheads.models.door.backends import Implementation, check_implementation, select_implementation
 from manyheads.models.door.call import Call, read_call

@@ -1,6 +1,8 @@
-"""`manyheads::attend_last`: attention of one new query a sequence, as one node of a compiled graph.
+"""A call of attention, computed by the backend that is selected for it.
 
-A graph serves a cache of any length, and which backend is the quickest depends on the length. So the graph does not choose:
+    out = attend(call)                 # (b, h, t, v)
+
+`manyheads::attend_last` is attention of one new query a sequence, as one node of a compiled graph. A graph serves a cache of any length, and which backend is the quickest depends on the length. So the graph does not choose:
 it calls this operator, and that does what is done without a graph, at the lengths that it meets.
 """
 
@@ -11,12 +13,27 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from manyheads.kernels import backend as kernel
+from manyheads.layer.backends import BACKENDS, select
 from manyheads.ops.bias import Additive, Alibi
 from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import StoredTensor
 from manyheads.ops.predicates import Causal, Dense, Everything, Visible, Window
 
-__all__ = ["attend_last"]
+__all__ = ["attend", "attend_last", "run"]
+
+
+def attend(call: AttentionCall, backend: str = "auto") -> Tensor:
+    """The output (b, h, t, v) of a call, by a backend of `NAMES` as `select` has it."""
+    return run(select(call, backend).name, call)
+
+
+def run(name: str, call: AttentionCall) -> Tensor:
+    """The output (b, h, t, v) of a call by a backend that supports it. In a graph the kernel stands for whatever is the
+    quickest where the graph runs."""
+    if name == "kernel":
+        return attend_last(call) if torch.compiler.is_compiling() else kernel.run(call)
+    return BACKENDS[name].run(call.materialized())
 
 
 @torch.library.custom_op("manyheads::attend_last", mutates_args=())
@@ -38,8 +55,6 @@ def _operator(
     v_scale: Optional[Tensor],  # noqa: UP045
     is_rotated: bool,  # noqa: FBT001
 ) -> Tensor:
-    from manyheads.layer.backends import attend
-
     keys = k if k.dtype == q.dtype else StoredTensor(k, k_scale, q.dtype, is_rotated=is_rotated)
     values = v if v.dtype == q.dtype else StoredTensor(v, v_scale, q.dtype)
     visible: Visible = Causal() if causal else Everything()
