@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, linear
 
 from manyheads.errors import SpecError
-from manyheads.layer.dispatch import attend
+from manyheads.layer import dispatch
 from manyheads.layer.multihead_masks import Sizes, translate
 from manyheads.ops import softmax
 from manyheads.ops.arguments import check_dropout
@@ -111,7 +111,7 @@ def _with_weights(
 def _without_weights(
     q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, bias: Tensor | None, share: float
 ) -> Tensor:
-    return attend(AttentionCall.checked(q, k, v, scale=_scale(q), visible=visible, bias=bias, dropout=share))
+    return dispatch.attend(AttentionCall.checked(q, k, v, scale=_scale(q), visible=visible, bias=bias, dropout=share))
 
 
 def _scale(q: Tensor) -> float:
