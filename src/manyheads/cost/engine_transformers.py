@@ -12,6 +12,7 @@ from manyheads.cost.algebra import least
 from manyheads.cost.dtypes import DType, KVDType, dtype
 from manyheads.cost.engine_layers import keepers, refused_dtype, refused_state, window_of
 from manyheads.cost.layer import cache_elements, conv_channels, state_elements
+from manyheads.cost.pairs import keys_held
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.kv import Latent, State
 from manyheads.spec.masks import Band, Bidirectional
@@ -104,11 +105,8 @@ def static_held(
             each = _state_bytes(spec, kv_dtype)
         elif isinstance(spec.source, Cross):
             each = kv_dtype.bytes(source_tokens * cache_elements(spec))
-        elif isinstance(spec.mask, Bidirectional | Band):
-            each = 0
         else:
-            keys = least(window_of(spec) or context, context)
-            each = kv_dtype.bytes(keys * cache_elements(spec))
+            each = kv_dtype.bytes(keys_held(spec.mask, context) * cache_elements(spec))
         parts[_part(spec)] += times * batch * each
     return {"bytes": sum(parts.values()), **parts}
 

@@ -120,7 +120,7 @@ def _model(asked: object) -> StackSpec:
 
 def default_context(stack: StackSpec) -> int:
     """The context the model is made for, or 4,096 where nothing says."""
-    return stack.context or stack.main.position_rows or FALLBACK_CONTEXT
+    return stack.most_tokens or FALLBACK_CONTEXT
 
 
 def default_source_tokens(stack: StackSpec, context: int) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.cost.dtypes import CACHE_DTYPES, MODEL_DTYPES, dtype_among
 from manyheads.cost.engine_layers import window_of
+from manyheads.cost.pairs import keys_held
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.layer.backends import Selected, is_profitable, select
 from manyheads.models.door.absorbed_mla import patchable
@@ -154,7 +155,7 @@ def _decode(spec: AttentionSpec, asked: Asked, *, unabsorbed: str) -> Selected |
         return Selected(
             "transformers", "linear attention keeps a state: its step is a few products, and no call of attention"
         )
-    keys = min(asked.context, window_of(spec) or asked.context)
+    keys = asked.context if _crosses(spec) else int(keys_held(spec.mask, asked.context))
     if isinstance(spec.kv, LatentSpec) and not unabsorbed:
         return _latent_decode(spec, spec.kv, keys, asked)
     selected = select(_call(spec, 1, keys, asked, cached=True))

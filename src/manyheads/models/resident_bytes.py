@@ -100,7 +100,7 @@ def prompt_length(stack: StackSpec) -> int:
         if isinstance(mask, Window) and mask.keys + 32 <= _LONGEST_PROMPT
     ]
     wanted = max([_USUAL_PROMPT, *(keys + 32 for keys in windows)])
-    limit = stack.context or stack.main.position_rows or wanted + 1
+    limit = stack.most_tokens or wanted + 1
     return max(min(wanted, limit - 1), 1)
 
 

@@ -271,6 +271,13 @@ class StackSpec:
         return self.decoder or self.stacks[0]
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that the main stack reads at once at most: the context, else the rows of its table of positions; 0 where
+        nothing says.
+        """
+        return self.context or self.main.position_rows
+
+    @property
     def layers(self) -> int:
         """Layers of the main stack."""
         return len(self.main.blocks)

@@ -119,7 +119,7 @@ class _Tokens:
         """What the parts look into."""
         return Running(
             loaded, stack, self.ids, self.of_text, "" if self.of_text else self.no_score, self.no_score, request.reading.text,
-            stack.context or stack.main.position_rows or 0, request.bos, request.seed,
+            stack.most_tokens, request.bos, request.seed,
         )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def _no_score(stack: StackSpec, model: Any) -> str:
 
 
 def _window(stack: StackSpec, *, bos: bool) -> int:
-    limit = stack.context or stack.main.position_rows or MOST_WINDOW
+    limit = stack.most_tokens or MOST_WINDOW
     return max(min(MOST_WINDOW, limit - bos), 2)
 
 

@@ -201,8 +201,7 @@ def _text(request: Request, loaded: Loaded) -> _Text:
 
 
 def _limit(model: Any) -> int:
-    stack = describe(model).stack
-    return stack.context or stack.main.position_rows or _WINDOW
+    return describe(model).stack.most_tokens or _WINDOW
 
 
 def _choice(
