@@ -246,12 +246,12 @@ def test_attention_that_did_not_run_while_gates_were_trained_has_none() -> None:
 
 
 def test_needed_and_kept_are_two_questions() -> None:
-    places = (AttentionModule("layers.0", "", 0, 4, 4),)
+    modules = (AttentionModule("layers.0", "", 0, 4, 4),)
     scores = torch.tensor([[0.5, 0.01, 0.5, -0.3]], dtype=torch.float64)
     values = torch.tensor([[1.0, 0.7, 0.0, 0.0]], dtype=torch.float64)
-    ablated = Importance("zero", scores, scores > -9, 0.0, places, scores[None], torch.ones(1), 0.0)
+    ablated = Importance("zero", scores, scores > -9, 0.0, modules, scores[None], torch.ones(1), 0.0)
     rest = Convergence(True, 0, 4, 0.0, "converged")
-    gates = Gates(values, values, values, places, "head", 0.1, 0.0, 0.0, 0.0, (), (), rest, 0.0)
+    gates = Gates(values, values, values, modules, "head", 0.1, 0.0, 0.0, 0.0, (), (), rest, 0.0)
     assert quadrants(gates, ablated) == {
         Head(0, 0): "needed and kept", Head(0, 1): "kept", Head(0, 2): "needed", Head(0, 3): "neither",
     }  # fmt: skip
@@ -260,7 +260,7 @@ def test_needed_and_kept_are_two_questions() -> None:
     with pytest.raises(ManyheadsError, match="0 heads were really taken away and 4 have gates"):
         quadrants(gates, replace(ablated, exact=scores < -9))
     with pytest.raises(ManyheadsError, match="two different models"):
-        quadrants(gates, replace(ablated, places=(places[0]._replace(layer=1),)))
+        quadrants(gates, replace(ablated, modules=(replace(modules[0], layer=1),)))
 
 
 def test_a_spare_copy_is_not_needed_alone() -> None:
