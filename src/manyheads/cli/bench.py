@@ -32,7 +32,7 @@ _OPTIONS = (
     replace(CONTEXT, help="cached tokens with commas (default 2k,8k,32k)", parameter="contexts"),
     Option("--kv-heads", "KV heads with commas (default 32,8,4,1)", "N", quantities.several(quantities.count(32))),
     replace(
-        KV_DTYPE, help="of the cache (default fp32,bf16,fp16,int8)", read=quantities.several(quantities.dtype(*DTYPES, "int8")),
+        KV_DTYPE, help="format of the cache, several with commas (default fp32,bf16,fp16,int8)", read=quantities.several(quantities.dtype(*DTYPES, "int8")),
         parameter="dtypes", old=("--dtypes",), tried=(*KV_DTYPE.tried, "--dtype"),
     ),
     replace(THREADS, help="threads of every path (default: one for each core)"),

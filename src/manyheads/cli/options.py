@@ -168,12 +168,12 @@ def add_model(parser: argparse.ArgumentParser, *, runs: bool = False) -> None:
     if runs:
         parser.add_argument(
             "model", metavar="MODEL", nargs="?", default="",
-            help="folder with config.json and .safetensors, .gguf file or hub id (default: the demo model)",
+            help="folder with config.json and .safetensors, .gguf file, hub id, or demo, the demo model (default)",
         )  # fmt: skip
     else:
         parser.add_argument(
             "model", metavar="MODEL",
-            help="folder, config.json, .safetensors, .gguf, hub id, census name or spec in words",
+            help="folder, config.json, .safetensors, .gguf, hub id, census name, spec in words, or demo",
         )  # fmt: skip
     add(parser, REVISION)
     add(parser, ASSUME)

@@ -16,7 +16,7 @@ from manyheads.quoting import shown
 
 __all__ = ["BYTES_HELP", "above_zero", "count", "dtype", "memory", "one_of", "seed", "several", "share", "tokens"]
 
-BYTES_HELP = "80G = 80GB = 80·10^9 bytes, 80GiB = 80·2^30"
+BYTES_HELP = "80G = 80GB = 80 x 10^9 bytes, 80GiB = 80 x 2^30"
 _TOKENS = {"": 1} | {
     f"{letter}{binary}": 1 << power for letter, power in (("k", 10), ("m", 20)) for binary in ("", "i")
 }
