@@ -59,7 +59,7 @@ def test_json_of_the_standard_shapes(capsys, monkeypatch):
     assert data["generation"] is None
     assert data["faults"] == []
     assert data["settings"]["rounds"] == 3
-    assert data["command"] == "manyheads bench --context 64,128 --kv-heads 8,1 --kv-dtype fp32,int8 --threads 1"
+    assert data["command"] == "manyheads bench --threads 1 --context 64,128 --kv-heads 8,1 --kv-dtype fp32,int8"
     assert data["machine"]["last_level_cache_bytes"] == 1 << 18
     assert {path["threads"] for one in data["decode"] for path in one["paths"]} == {1}
     assert "fp32, 8 KV heads, 64 tokens" in err
