@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.errors import SpecError
 from manyheads.quoting import shown
-from manyheads.spec import AttentionSpec, Cross, Heads, Latent, to_text
+from manyheads.spec import AttentionSpec, Cross, Heads, Latent, State, to_text
 from manyheads.spec.masks import Band, Bidirectional
 
 __all__ = ["FAR", "Cache", "Kept", "described", "part_shapes", "refuse_two_sided"]
@@ -73,18 +73,15 @@ class Cache:
         self.device = torch.empty(0, device=device).device
 
     def update(
-        self,
-        keys: Tensor,  # noqa: ARG002
-        values: Tensor,  # noqa: ARG002
-        *,
-        positions: Tensor | None = None,  # noqa: ARG002
-        keep: Tensor | None = None,  # noqa: ARG002
+        self, keys: Tensor, values: Tensor, *, positions: Tensor | None = None, keep: Tensor | None = None
     ) -> Kept:
         """Take in t new tokens: keys (b, k, t, q), values (b, k, t, v), positions (b or 1, t) where they are given.
 
         `keep` (b or 1, tokens so far), False for padding, where it is said: caches that forget do so by it.
         """
-        raise SpecError(f"{described(self)} keeps no keys and values to update")
+        if isinstance(self.spec.kv, State):
+            raise SpecError(f"{described(self)} keeps no keys and values to update")
+        return self._append(*self._fitting(keys, values), positions, keep)
 
     def kept(self) -> Kept:
         """What attention reads of a cache that grows, without new tokens."""
@@ -149,6 +146,10 @@ class Cache:
 
     def restore(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """The opposite of `saved`, in a cache of the same kind, spec and batch. The tensors are not written to."""
+        raise NotImplementedError
+
+    def _append(self, keys: Tensor, values: Tensor, positions: Tensor | None, keep: Tensor | None) -> Kept:
+        """`update` with what fits."""
         raise NotImplementedError
 
     def _select(self, index: Tensor) -> None:

@@ -31,16 +31,8 @@ class GrowingCache(Cache):
         refuse_two_sided(spec)
         self.reset()
 
-    def update(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        positions: Tensor | None = None,
-        keep: Tensor | None = None,  # noqa: ARG002 - it forgets nothing
-    ) -> Kept:
-        """Take in t new tokens and return all; see `Cache`."""
-        keys, values = self._fitting(keys, values)
+    def _append(self, keys: Tensor, values: Tensor, positions: Tensor | None, keep: Tensor | None) -> Kept:  # noqa: ARG002
+        """All tokens; padding is kept too."""
         self._append_positions(positions, keys.shape[2])
         self._held.append(keys, values)
         return self.kept()

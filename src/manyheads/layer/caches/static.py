@@ -44,16 +44,8 @@ class StaticCache(Cache):
         self._held = torch.zeros((), dtype=torch.int64, device=self.device)
         self._positions: Tensor | None = None  # (b, capacity), where callers gave some
 
-    def update(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        positions: Tensor | None = None,
-        keep: Tensor | None = None,  # noqa: ARG002 - it forgets nothing
-    ) -> Kept:
-        """Take in t new tokens and return all slots; see `Cache`. Raises where they do not fit (compiled: asserts)."""
-        keys, values = self._fitting(keys, values)
+    def _append(self, keys: Tensor, values: Tensor, positions: Tensor | None, keep: Tensor | None) -> Kept:  # noqa: ARG002
+        """All slots; padding is kept too. Raises where the tokens do not fit (compiled: asserts)."""
         count = keys.shape[2]
         self._check_room(count)
         slots = self._held + torch.arange(count, device=self.device)

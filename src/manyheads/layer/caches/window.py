@@ -40,11 +40,8 @@ class WindowCache(Cache):
         self.size = spec.mask.keys if isinstance(spec.mask, Window) else spec.mask.size
         self.reset()
 
-    def update(
-        self, keys: Tensor, values: Tensor, *, positions: Tensor | None = None, keep: Tensor | None = None
-    ) -> Kept:
-        """Take in t new tokens; returns them and all that one of them may see; see `Cache`."""
-        keys, values = self._fitting(keys, values)
+    def _append(self, keys: Tensor, values: Tensor, positions: Tensor | None, keep: Tensor | None) -> Kept:
+        """The new tokens and all that one of them may see."""
         if self._rows is None and (positions is not None or keep is not None):
             self._rows = self._parted(keep)
         if self._rows is not None:
