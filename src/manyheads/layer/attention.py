@@ -119,19 +119,24 @@ class Attention(nn.Module):
         if cache is not None:
             door.check_cache(self.spec, source, cache)
         places = door.places(self.spec, source, positions, cache)
-        return self._keep(source, cache, places, None)
+        rotation = self._rotation(source.shape[1], 0 if cache is None else cache.tokens, places)
+        return self._keep(source, cache, places, None, rotation)
 
     def load(self, canonical: Mapping[str, Tensor]) -> None:
         """Copy weights by their canonical names; SpecError where one is missing, unknown or of another shape."""
         parameters.load(self, self.spec, canonical)
 
     def _keep(
-        self, source: Tensor, cache: Cache | None, places: Tensor | None, visible: Visible | Tensor | None
+        self,
+        source: Tensor,
+        cache: Cache | None,
+        places: Tensor | None,
+        visible: Visible | Tensor | None,
+        rotation: heads.Rotation | None,
     ) -> Kept:
         """What attention reads: new tokens projected, rotated and appended; a memory only once. `visible` tells padding."""
         if isinstance(self.spec.source, Cross) and cache is not None and cache.length:
             return cache.kept()
-        rotation = self._rotation(source.shape[1], 0 if cache is None else cache.tokens, places)
         project = heads.keys_values if isinstance(self.spec.kv, Heads) else latent.kept_parts
         keys, values = project(self, source, rotation)
         if cache is not None:
@@ -143,12 +148,14 @@ class Attention(nn.Module):
         """Heads (b, h, t, v), and the weights (b, h, t, s) where they are wanted."""
         spec, x, count = self.spec, call.x, call.x.shape[1]
         cross = isinstance(spec.source, Cross)
-        kept = call.kv
+        kept, rotation, source = call.kv, None, x if call.memory is None else call.memory
         if kept is None:
-            source = x if call.memory is None else call.memory
-            kept = self._keep(source, call.cache, None if cross else call.places, call.visible)
+            start, own = 0 if call.cache is None else call.cache.tokens, None if cross else call.places
+            rotation = self._rotation(source.shape[1], start, own)
+            kept = self._keep(source, call.cache, own, call.visible, rotation)
         places = kept.newest if call.places is None and not cross else call.places
-        rotation = self._rotation(count, 0 if cross else kept.tokens - count, places)
+        if cross or call.kv is not None:  # else queries stand where the new keys do
+            rotation = self._rotation(count, 0 if cross else kept.tokens - count, places)
         place = placing.place(spec, kept, count, places)
         seen = placing.seen(place, call.visible, kept, batch=x.shape[0], heads=spec.num_heads, count=count)
         core = Core(
