@@ -50,7 +50,8 @@ HEAD = """\
 "attention" is the layer without its products: checks, norms, the rotary embedding, the cache, the choice of a backend and the
 kernel. "whole layer" has the products, too, and is held against the kernel and those products alone. "transformers" is the same
 layer of a transformers model (Llama, DeepSeek-V3) under `attn_implementation="manyheads"` with our cache; a ratio below 1 says
-that `Attention` is faster. Medians of rounds in which all took turns; in brackets the quartiles.
+that `Attention` is faster. Medians of rounds in which all took turns; in brackets the quartiles. An int8 cache rotates and rounds
+each new key and value, in small steps that the kernel alone does not take and transformers' layer takes, too.
 
 Written by `python benchmarks/layer_decode.py`, which writes nothing where the layer and its plain twin differ.
 """
