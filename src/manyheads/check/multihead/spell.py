@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyheads.check.multihead import state
 from manyheads.check.multihead.problem import Multihead
-from manyheads.check.multihead.storage import stored
+from manyheads.check.multihead.storage import in_places
 from manyheads.check.spell import MOST_NUMBERS, array_as_code, size_of, value_as_code
 
 if TYPE_CHECKING:
@@ -38,15 +38,7 @@ def _weights(subject: MultiheadSubject, problem: Multihead) -> dict[str, Tensor]
     """path -> what is written there, for an object."""
     if subject.adapter.kind == "function":
         return {}
-    made: dict[str, Tensor] = {}
-    for slot in subject.adapter.slots:
-        arrays = stored(slot, problem)
-        made |= (
-            {slot.name.format(head): array for head, array in enumerate(arrays)}
-            if isinstance(arrays, list)
-            else {slot.name: arrays}
-        )
-    return made
+    return in_places(subject.adapter.slots, problem)
 
 
 def _object(subject: MultiheadSubject, problem: Multihead, weights: dict[str, Tensor]) -> list[str]:

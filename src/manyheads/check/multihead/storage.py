@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.check.multihead.problem import BIASES, Multihead, remade
 
-__all__ = ["Slot", "bias_pattern", "fits", "fused_patterns", "only_held", "patterns", "shape_in", "stored"]
+__all__ = ["Slot", "bias_pattern", "fits", "fused_patterns", "in_places", "only_held", "patterns", "shape_in", "stored"]
 
 _SINGLE = {2: ("m (h d)", "(h d) m"), 3: ("m h d", "h m d", "h d m")}
 _OUTPUT = {2: ("(h d) n", "n (h d)"), 3: ("h d n", "n h d", "h n d")}
@@ -91,6 +91,19 @@ def stored(slot: Slot, problem: Multihead) -> Tensor | list[Tensor]:
     if len({part.shape for part in parts}) > 1:
         raise ValueError(f"{slot.pattern} holds as many key/value heads as query heads")
     return rearrange(torch.stack(parts), f"r {axes} -> {slot.pattern}").contiguous()
+
+
+def in_places(slots: Iterable[Slot], problem: Multihead) -> dict[str, Tensor]:
+    """name or path -> what stands there, of all slots; those of one head each have names of their own."""
+    made: dict[str, Tensor] = {}
+    for slot in slots:
+        arrays = stored(slot, problem)
+        made |= (
+            {slot.name.format(head): array for head, array in enumerate(arrays)}
+            if isinstance(arrays, list)
+            else {slot.name: arrays}
+        )
+    return made
 
 
 def _axes_of(slot: Slot, *, each: bool = False) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.check import judges
 from manyheads.check.case import Case, Finding, Skip, self_attention
 from manyheads.check.multihead.problem import Multihead, natural, remade, whole_answer, with_weights
-from manyheads.check.multihead.storage import only_held, stored
+from manyheads.check.multihead.storage import in_places, only_held
 from manyheads.check.multihead.subject import MultiheadSubject
 from manyheads.check.problem import Problem, Sizes
 from manyheads.check.spell import row
@@ -137,16 +137,7 @@ def gradients(subject: Subject, problem: Problem) -> Finding | Skip | None:
 
 def _in_places(subject: MultiheadSubject, problem: Multihead, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
     """name or path -> the gradient of what stands there."""
-    like = replace(problem, weights=gradient)
-    made: dict[str, Tensor] = {}
-    for slot in subject.adapter.slots:
-        arrays = stored(slot, like)
-        made |= (
-            {slot.name.format(head): array for head, array in enumerate(arrays)}
-            if isinstance(arrays, list)
-            else {slot.name: arrays}
-        )
-    return made
+    return in_places(subject.adapter.slots, replace(problem, weights=gradient))
 
 
 def forgets(subject: Subject, problem: Problem) -> Finding | Skip | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.checkpoints.family import Family, Stored, like
+from manyheads.checkpoints.families.bert import BERT
+from manyheads.checkpoints.family import Stored, like
 from manyheads.checkpoints.layouts import HEAD, norm, seq2seq_stack
 from manyheads.spec.stack import OtherWeight
 
@@ -86,22 +87,18 @@ _UNREAD = ("num_hidden_layers", "normalize_before", "normalize_embedding", "add_
            "static_position_embeddings", "is_decoder")  # fmt: skip
 _COPIES = ((r"^(model\.)?(encoder|decoder)\.embed_tokens\.weight$", "tokens"),)
 
-_BART = Family(
-    name="bart",
-    model_types=("bart", "plbart"),
-    derived=("head_dim",),
+_BART = like(
+    BERT,
+    "bart",
+    "bart",
+    "plbart",
     stack="seq2seq",
+    spellings={},
     defaults={"tied": True, "context": 1024},
-    norm="layer",
-    shift=True,
-    norm_places=("post_attention", "post_mlp"),
-    final_norm=False,
-    embedding_norm=True,
-    gated=False,
-    bias="qkvo",
-    mlp_bias=True,
-    positions="learned",
     position_extra=2,
+    ignored=(),
+    endings=(),
+    refused=(),
     layout=(*_LAYOUT, *_POSITIONS, *_EMBEDDING_NORMS),
     copies=_COPIES,
     prefixes=((("model.", ""),),),

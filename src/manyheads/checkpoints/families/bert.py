@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from manyheads.checkpoints.encoders import EncoderDraft
     from manyheads.checkpoints.fields import Fields
 
-__all__ = ["FAMILIES"]
+__all__ = ["BERT", "FAMILIES"]
 
 _LAYER = "encoder.layers.{i}."
 _SIZES = {"encoder_width": ("intermediate_size",), "encoder_layers": ("num_hidden_layers",),
@@ -46,7 +46,7 @@ def _finish_bert(fields: Fields, draft: EncoderDraft) -> None:
 _DISTIL = "distilbert.transformer.layer.{i}."
 _GAMMA = (((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta")),)
 
-_BERT = Family(
+BERT = Family(
     name="bert",
     model_types=("bert",),
     derived=("head_dim",),
@@ -78,9 +78,9 @@ _BERT = Family(
 )
 
 FAMILIES = (
-    _BERT,
+    BERT,
     like(
-        _BERT,
+        BERT,
         "roberta",
         "roberta",
         "xlm-roberta",
@@ -92,7 +92,7 @@ FAMILIES = (
         copies=tied_decoder("lm_head"),
     ),
     like(
-        _BERT,
+        BERT,
         "distilbert",
         spellings={
             "encoder_width": ("hidden_dim",), "encoder_layers": ("n_layers",), "encoder_heads": ("n_heads",),
