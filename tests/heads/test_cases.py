@@ -208,7 +208,7 @@ def test_o85_weights_that_are_kept_would_be_seen(python: Any) -> None:
 _CAPPED = """
 import resource, torch
 torch.set_num_threads(1)
-from manyheads.heads.statistics.value_norms import norm_weighted
+from manyheads.heads.statistics import norm_weighted
 b, h, t, d, width = 1, 12, 512, 64, 768
 draw = torch.Generator().manual_seed(0)
 p, v, o = (torch.rand(*shape, generator=draw) for shape in ((b, h, t, t), (b, h, t, d), (h, d, width)))
