@@ -66,7 +66,10 @@ def _operator(
         visible = Dense(mask.detach())
     added = bias if slopes is None else Alibi(slopes)
     at = start if offset is None else offset
-    return attend(AttentionCall(q, keys, values, scale, visible, added, softcap, sinks, 0.0, at)).contiguous()
+    call = AttentionCall.checked(
+        q, keys, values, scale=scale, visible=visible, bias=added, softcap=softcap, sinks=sinks, offset=at
+    )
+    return attend(call).contiguous()
 
 
 @_operator.register_fake
@@ -77,7 +80,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:  # noqa: ARG001 - 
 def attend_last(call: AttentionCall) -> Tensor:
     """The output (b, h, 1, v) of a call with one query, in a graph."""
     k, v, bias, visible = call.k, call.v, call.bias, call.visible
-    offset, start = (call.offset, 0) if isinstance(call.offset, Tensor) else (None, call.offset)
+    by_position = isinstance(visible, Causal | Window) or isinstance(bias, Alibi)
+    offset, start = (call.offset, 0) if isinstance(call.offset, Tensor) else (None, call.offset if by_position else 0)
     mask, window = None, visible.keys if isinstance(visible, Window) else None
     if isinstance(visible, Dense):
         mask = visible.mask
