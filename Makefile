@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := src tests benchmarks
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test test-fast lint format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/manyheads xray
@@ -25,6 +25,10 @@ test: $(VENV)/.demo $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
+
+# While working: what takes a compiler, a real model or a browser to show is left out.
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not real and not browser" $(PYTEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check $(SOURCES)

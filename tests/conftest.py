@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 
 from support import tiny_models
+from support.slow import SLOW
 
 # torch keeps the graphs that it compiles by what they compute, whatever instructions they were compiled for: taken up by a run
 # that is told to do with fewer (ATEN_CPU_CAPABILITY=default), they do not compile.
@@ -40,6 +41,14 @@ hypothesis.settings.load_profile("manyheads")
 # Where pytest runs a process for each core, a second thread in each would wait for the others and not for work.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what stands in a slow file."""
+    for item in items:
+        if item.path.relative_to(config.rootpath).as_posix() in SLOW:
+            item.add_marker(pytest.mark.slow)
+
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
