@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import manyheads
+from support.slow import SLOW
 
 ROOT = Path(manyheads.__file__).parent
 MOST_OF_THE_LINES = 0.20
@@ -49,3 +50,8 @@ def test_no_room_holds_more_than_a_fifth_of_the_lines() -> None:
         lines[room] = lines.get(room, 0) + len(path.read_text(encoding="utf-8").splitlines())
     whole = sum(lines.values())
     assert {room: f"{count / whole:.1%}" for room, count in lines.items() if count > MOST_OF_THE_LINES * whole} == {}
+
+
+def test_the_slow_files_are_there() -> None:
+    tests = Path(__file__).parent.parent
+    assert [file for file in SLOW if not (tests / file).is_file()] == []
