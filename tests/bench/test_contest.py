@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from manyheads.bench.contest import Contest, Pace, Result, hold
+from manyheads.bench.contest import Contest, Pace, Result, run_contest
 from manyheads.bench.contestants import torch_paths
-from manyheads.bench.judge import BOUNDS, reference
 from manyheads.bench.paths import BEST_OF_TORCH, OURS, STOCK, Path
 from manyheads.bench.probes import Peaks, probes
+from manyheads.bench.reference_check import BOUNDS, reference
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import Shape
 from manyheads.ops.answer import No, Yes
@@ -28,9 +28,9 @@ def path(name: str, prepare=RIGHT.prepare, supports=lambda shape: Yes()) -> Path
 def held(*paths: Path, pace: Pace = PACE) -> dict[str, Result]:
     buffer = Buffer("fp32", 1 << 20, seed=0)
     rotation = Rotation(buffer, SHAPE)
-    judged = rotation.step(0)
-    contest = hold(
-        paths, probes(buffer.words(), 1), shape=SHAPE, step=rotation.next, judged=judged, expected=reference(judged),
+    checked_step = rotation.step(0)
+    contest = run_contest(
+        paths, probes(buffer.words(), 1), shape=SHAPE, step=rotation.next, checked_step=checked_step, expected=reference(checked_step),
         bound=BOUNDS["fp32"], moved_bytes=SHAPE.cache_bytes, flops=SHAPE.flops, pace=pace,
     )  # fmt: skip
     return {result.name: result for result in contest.results}
@@ -81,7 +81,7 @@ def test_paths_take_turns_each_on_another_cache():
         return path(name, prepare)
 
     held(noting("a"), noting("b"))
-    timed = order[2:]  # after each was judged
+    timed = order[2:]  # after each was checked
     assert [name for name, _ in timed[:4]] in (["a", "a", "b", "b"], ["b", "b", "a", "a"])  # twice: the second is timed
     assert [name for name, _ in timed].count("a") == 2 * PACE.rounds
     assert all(before[1] != after[1] for before, after in itertools.pairwise(timed))
@@ -142,7 +142,7 @@ def test_the_next_call_waits_until_the_last_ones_threads_are_still():
     """A thread that spins for 30 ms keeps it waiting; a still process is not kept for long, and nobody is for ever."""
     from threading import Thread
 
-    from manyheads.bench.contest import _settle
+    from manyheads.bench.contest import _wait_until_idle
 
     def spin(seconds: float) -> None:
         until = time.perf_counter() + seconds
@@ -154,7 +154,7 @@ def test_the_next_call_waits_until_the_last_ones_threads_are_still():
         began = time.perf_counter()
         if busy:
             thread.start()
-        _settle(most)
+        _wait_until_idle(most)
         passed = time.perf_counter() - began
         if busy:
             thread.join()

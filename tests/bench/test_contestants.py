@@ -9,9 +9,9 @@ import torch
 
 from manyheads.bench import peers
 from manyheads.bench.contestants import decode_paths, prefill_paths
-from manyheads.bench.judge import BOUNDS, error, reference
 from manyheads.bench.paths import OURS, STOCK
 from manyheads.bench.peers import EAGER, ONNXRUNTIME
+from manyheads.bench.reference_check import BOUNDS, error, reference
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import DTYPES, Shape
 

@@ -9,7 +9,7 @@ from manyheads.bench.data import generation_data
 from manyheads.bench.generation import generation
 from manyheads.bench.generation_tables import generation_tables
 from manyheads.bench.parts import ATTENTION, CACHE, HEAD, LINEAR, watching
-from manyheads.bench.ways import LLAMA_CPP, LlamaCppWay, TransformersWay, clock, ways
+from manyheads.bench.runners import LLAMA_CPP, LlamaCppRunner, TransformersRunner, clock, find_runners
 from manyheads.report.jsonform import encode
 
 pytest.importorskip("transformers")
@@ -24,7 +24,7 @@ def model():
     return tiny_transformers.build("llama", attention="sdpa", max_position_embeddings=128)
 
 
-class Deaf(TransformersWay):
+class Deaf(TransformersRunner):
     """Hears every token as the one before it."""
 
     def logits(self, token):
@@ -38,7 +38,7 @@ def told(model, plan, runners, absent=None):
 
 
 def test_every_way_is_right_and_timed(model, plan):
-    runners, absent = ways(model, 1, gguf="", context=64)
+    runners, absent = find_runners(model, 1, gguf="", context=64)
     assert runners[0].name == "transformers sdpa"
     assert {way.name for way in runners} == {"transformers sdpa", "transformers eager", "manyheads"}
     found = told(model, plan, runners, absent)
@@ -55,7 +55,7 @@ def test_every_way_is_right_and_timed(model, plan):
 
 
 def test_a_wrong_way_gets_no_time(model, plan):
-    right = ways(model, 1, gguf="", context=64)[0][0]
+    right = find_runners(model, 1, gguf="", context=64)[0][0]
     deaf = Deaf("deaf", 1, model, "eager", right.make_cache)
     found = told(model, plan, [right, deaf])
     wrong = found.ways[1]
@@ -69,7 +69,7 @@ def test_a_wrong_way_gets_no_time(model, plan):
 
 
 def test_as_json(model, plan):
-    runners, absent = ways(model, 1, gguf="", context=64)
+    runners, absent = find_runners(model, 1, gguf="", context=64)
     data = generation_data(told(model, plan, runners, absent))
     assert encode(data)
     assert set(data["ways"][0]) == {
@@ -79,7 +79,7 @@ def test_as_json(model, plan):
 
 
 def test_what_is_read_stays_read(model):
-    way = ways(model, 1, gguf="", context=64)[0][0]
+    way = find_runners(model, 1, gguf="", context=64)[0][0]
     way.read([5, 6, 7, 8])
     before = way.logits(9)
     assert len(way.tokens(9, 4)) == 4
@@ -116,7 +116,7 @@ def test_the_clock_never_stops_anything(model):
 @pytest.mark.real
 def test_llama_cpp_forgets_what_came_after_the_prompt(smollm2_file):
     pytest.importorskip("llama_cpp")
-    way = LlamaCppWay(smollm2_file, 1, 256)
+    way = LlamaCppRunner(smollm2_file, 1, 256)
 
     def after() -> torch.Tensor:
         way._llama.eval([5])

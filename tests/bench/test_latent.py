@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from manyheads.bench.judge import BOUNDS, error
 from manyheads.bench.latent import (
     DEEPSEEK_V3,
     EXPANDED,
@@ -15,6 +14,7 @@ from manyheads.bench.latent import (
     latent,
     latent_paths,
 )
+from manyheads.bench.reference_check import BOUNDS, error
 from manyheads.ops.latent import expanded
 
 SMALL = LatentHeads(6, 16, 8, 12, 32)

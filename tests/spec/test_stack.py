@@ -48,7 +48,7 @@ def test_a_layer_may_borrow_from_an_earlier_one() -> None:
 @pytest.mark.parametrize(
     ("blocks", "parts"),
     [
-        ((Block((BORROWS,)),), ["layer 0", "borrows", "before"]),
+        ((Block((BORROWS,)),), ["layer 0", "shares", "before"]),
         ((PLAIN, Block((replace(OWN, source=Borrowed(1)),))), ["layer 1", "before"]),
         ((PLAIN, Block((replace(OWN, source=Borrowed(7)),))), ["layer 1", "layer 7"]),
         ((PLAIN, Block((BORROWS,)), Block((replace(OWN, source=Borrowed(1)),))), ["layer 2", "layer 1", "of its own"]),

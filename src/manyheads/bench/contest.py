@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.bench.judge import error
 from manyheads.bench.paths import BEST_OF_TORCH, OURS, STOCK, Path
 from manyheads.bench.probes import Peaks, Probe
+from manyheads.bench.reference_check import error
 from manyheads.bench.shape import Shape
 from manyheads.cost.roofline import Floor, floor
 from manyheads.ops.answer import No
 
-__all__ = ["IMPOSSIBLE", "Contest", "Pace", "Result", "hold"]
+__all__ = ["IMPOSSIBLE", "Contest", "Pace", "Result", "run_contest"]
 
 IMPOSSIBLE = 1.05
 """A path at more than this share of the roofline was not measured right: the roofline, or what was read, is wrong."""
@@ -115,12 +115,12 @@ class Contest:
         )
 
 
-def hold(
-    paths: Sequence[Path], probes: Sequence[Probe], *, shape: Shape, step: Callable[[], Any], judged: Any,
+def run_contest(
+    paths: Sequence[Path], probes: Sequence[Probe], *, shape: Shape, step: Callable[[], Any], checked_step: Any,
     expected: Tensor, bound: float, moved_bytes: int, flops: int, pace: Pace,
 ) -> Contest:  # fmt: skip
-    """Judges every path on `judged`, whose right answer is `expected`, and times those that agree on what `step` deals."""
-    checked = [_judge(path, shape, judged, expected, bound) for path in paths]
+    """Checks every path on `checked_step`, whose right answer is `expected`, and times those that agree on what `step` deals."""
+    checked = [_check(path, shape, checked_step, expected, bound) for path in paths]
     runners: dict[str, Callable[[], Callable[[], object]]] = {}
     for path, result in zip(paths, checked, strict=True):
         if result.agrees:
@@ -137,12 +137,12 @@ def hold(
     return Contest(shape, tuple(results), best, middle, moved_bytes, flops)
 
 
-def _judge(path: Path, shape: Shape, judged: Any, expected: Tensor, bound: float) -> Result:
+def _check(path: Path, shape: Shape, checked_step: Any, expected: Tensor, bound: float) -> Result:
     answer = path.supports(shape)
     if isinstance(answer, No):
         return Result(path.name, path.family, path.threads, None, bound, reason=answer.reason)
     try:
-        found = error(path.prepare(judged)(), expected)
+        found = error(path.prepare(checked_step)(), expected)
     except Exception as problem:  # noqa: BLE001  a peer's failure is a row that says so, not the end of the bench
         text = " ".join(str(problem).split()) or type(problem).__name__
         return Result(path.name, path.family, path.threads, None, bound, reason=f"failed: {text[:200]}")
@@ -168,7 +168,7 @@ def _rounds(runners: Mapping[str, Callable[[], Callable[[], object]]], pace: Pac
                 if len(done) >= pace.least and sum(done) > pace.path_seconds:
                     continue
                 before, call = runners[name](), runners[name]()
-                _settle(pace.pause_seconds)
+                _wait_until_idle(pace.pause_seconds)
                 before()
                 began = time.perf_counter()
                 call()
@@ -176,7 +176,7 @@ def _rounds(runners: Mapping[str, Callable[[], Callable[[], object]]], pace: Pac
     return seconds
 
 
-def _settle(most_seconds: float) -> None:
+def _wait_until_idle(most_seconds: float) -> None:
     """Waits until this process is still: torch's OpenMP threads spin for 4 to 9 ms after a call, on the cores of the next."""
     until = time.perf_counter() + most_seconds
     used = time.process_time()

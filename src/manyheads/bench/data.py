@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from manyheads.bench.contest import Contest, Result
-from manyheads.bench.generation import Generation, Times, WayResult
+from manyheads.bench.generation import Generation, RunnerResult, Times
 from manyheads.bench.probes import Peaks
 
 __all__ = ["SCHEMA", "contest_data", "generation_data"]
@@ -86,7 +86,7 @@ def generation_data(told: Generation | None) -> dict[str, Any] | None:
     }
 
 
-def _way(way: WayResult) -> dict[str, Any]:
+def _way(way: RunnerResult) -> dict[str, Any]:
     return {
         "name": way.name,
         "threads": way.threads,

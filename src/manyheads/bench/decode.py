@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from manyheads.bench.contest import Contest, Pace, hold
+from manyheads.bench.contest import Contest, Pace, run_contest
 from manyheads.bench.contestants import decode_paths, prefill_paths
-from manyheads.bench.judge import BOUNDS, reference
 from manyheads.bench.paths import Path
 from manyheads.bench.probes import probes
+from manyheads.bench.reference_check import BOUNDS, reference
 from manyheads.bench.room import MOST_BYTES, MOST_COPIED_BYTES, Room
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import Shape
@@ -81,10 +81,10 @@ def _check_fits(shape: Shape, plan: Plan) -> None:
 
 def _contest(shape: Shape, buffer: Buffer, paths: Sequence[Path], plan: Plan) -> Contest:
     rotation = Rotation(buffer, shape)
-    judged = rotation.step(0)
-    edge = shape.heads * shape.queries * (shape.head_dim + shape.v_head_dim) * judged.q.element_size()
-    return hold(
-        paths, probes(buffer.words(), plan.threads), shape=shape, step=rotation.next, judged=judged,
-        expected=reference(judged), bound=BOUNDS[shape.dtype], moved_bytes=shape.cache_bytes + edge, flops=shape.flops,
+    checked_step = rotation.step(0)
+    edge = shape.heads * shape.queries * (shape.head_dim + shape.v_head_dim) * checked_step.q.element_size()
+    return run_contest(
+        paths, probes(buffer.words(), plan.threads), shape=shape, step=rotation.next, checked_step=checked_step,
+        expected=reference(checked_step), bound=BOUNDS[shape.dtype], moved_bytes=shape.cache_bytes + edge, flops=shape.flops,
         pace=plan.pace,
     )  # fmt: skip

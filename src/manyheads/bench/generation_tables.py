@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.bench.generation import Generation, WayResult
+from manyheads.bench.generation import Generation, RunnerResult
 from manyheads.report import Column, Table
 from manyheads.report.units import duration, gib, number, si
 
@@ -41,11 +41,11 @@ def _tokens(told: Generation) -> Table:
     return Table(f"What does a token of {told.model} cost?", columns, rows, notes)
 
 
-def _reasons(way: WayResult) -> list[str]:
+def _reasons(way: RunnerResult) -> list[str]:
     return [reason for reason in (way.reason, *(times.reason for times in way.times)) if reason]
 
 
-def _row(way: WayResult, told: Generation) -> tuple[str, ...]:
+def _row(way: RunnerResult, told: Generation) -> tuple[str, ...]:
     at = {times.cached: times for times in way.times}
     cells = []
     for length in (told.cached[0], told.cached[-1]):

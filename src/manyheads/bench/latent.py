@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.bench.contest import Contest, hold
+from manyheads.bench.contest import Contest, run_contest
 from manyheads.bench.decode import Plan
-from manyheads.bench.judge import BOUNDS
 from manyheads.bench.paths import OURS, Call, Path
 from manyheads.bench.peers import missing
 from manyheads.bench.probes import probes
+from manyheads.bench.reference_check import BOUNDS
 from manyheads.bench.rotation import Buffer
 from manyheads.bench.shape import Shape
 from manyheads.cost.dtypes import dtype as storage
@@ -209,13 +209,13 @@ def latent(
     for dtype in (name for name in dtypes if name != "int8"):
         plan.say(f"latent attention, {dtype}, {sizes.heads} heads over {keys:,} rows of {sizes.row}")
         rotation = LatentRotation(sizes, keys, dtype, plan)
-        shape, judged = sizes.shape(keys, dtype), rotation.step(0)
+        shape, checked_step = sizes.shape(keys, dtype), rotation.step(0)
         # Read once: rows and weights. The absorbed step multiplies the weights too, once a head.
         moved = int(storage(dtype).bytes(keys * sizes.row + sizes.up_elements))
         pace = replace(plan.pace, rounds=min(plan.pace.rounds, 7))
-        done.append(hold(
-            paths, probes(rotation.rows.words(), plan.threads), shape=shape, step=rotation.next, judged=judged,
-            expected=expected(judged), bound=BOUNDS[dtype], moved_bytes=moved, flops=shape.flops + int(flops(sizes.up_elements)),
+        done.append(run_contest(
+            paths, probes(rotation.rows.words(), plan.threads), shape=shape, step=rotation.next, checked_step=checked_step,
+            expected=expected(checked_step), bound=BOUNDS[dtype], moved_bytes=moved, flops=shape.flops + int(flops(sizes.up_elements)),
             pace=pace,
         ))  # fmt: skip
     return tuple(done)

@@ -12,9 +12,9 @@ from manyheads.bench.decode import Plan, Say, decode, prefill, shapes
 from manyheads.bench.generation import LONG, PROMPT, SHORT, Generation, generation
 from manyheads.bench.latent import DEEPSEEK_V3, LatentHeads, latent
 from manyheads.bench.room import room
+from manyheads.bench.runners import find_runners
 from manyheads.bench.shape import DTYPES
 from manyheads.bench.tables import Measured
-from manyheads.bench.ways import ways
 from manyheads.errors import ManyheadsError
 from manyheads.kernels import team
 from manyheads.models.surroundings import machine, versions
@@ -147,7 +147,7 @@ def tokens(request: Request, *, say: Say = lambda _: None) -> tuple[Generation |
     except ManyheadsError as error:
         return None, f"no token was timed: {error}"
     gguf = found.text if found.kind == "gguf" else ""
-    runners, absent = ways(loaded.model, plan.threads, gguf=gguf, context=many + 64)
+    runners, absent = find_runners(loaded.model, plan.threads, gguf=gguf, context=many + 64)
     return generation(
         checkpoint.name, loaded.model, runners, absent, plan, dtype="bf16", tokens=count, rounds=rounds, cached=(few, many),
         prompt=min(prompt, many),

@@ -74,5 +74,5 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        """Two for each multiply-add of the scores and of the mix, of the pairs that a causal mask leaves."""
+        """Two for each multiply-add of QK^T and of PV, of the pairs that a causal mask leaves."""
         return int(flops(layer.core_macs(self.spec, self.queries, self.keys)[1]))

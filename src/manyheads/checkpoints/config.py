@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.checkpoints.draft import Doubt, build_decoder
+from manyheads.checkpoints.draft import UnsupportedSetting, build_decoder
 from manyheads.checkpoints.families import family as find_family
 from manyheads.checkpoints.families import recognise
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import HEAD_SIZES, SPELLINGS, TURNED, Fields
 from manyheads.checkpoints.refusals import left_out, misleading
-from manyheads.checkpoints.telltale import is_harmless, is_inert, is_telltale
+from manyheads.checkpoints.unread_keys import is_harmless, is_inert, may_change_attention
 from manyheads.cost.dtypes import known_dtype
 from manyheads.errors import CheckpointError, SpecError
 from manyheads.quoting import few, shown, shown_name
@@ -90,13 +90,15 @@ def read_config(config: Mapping[str, Any], *, source: str = "config", assume: st
     except SpecError as error:
         raise CheckpointError(f"{source}: {error}") from None
     unread = [key for key in fields.unread() if isinstance(key, str)]
-    ignored = tuple(sorted(key for key in unread if is_harmless(key) or (is_telltale(key) and is_inert(inner[key]))))
+    ignored = tuple(
+        sorted(key for key in unread if is_harmless(key) or (may_change_attention(key) and is_inert(inner[key])))
+    )
     unknown = tuple(sorted(set(unread) - set(ignored)))
     return ModelConfig(stack, family.name, _weight_dtype(inner, config), unknown, ignored, (*notes, *found))
 
 
 def _accepted(family: Family) -> dict[str, tuple[str, ...]]:
-    """Of sizes of heads and of what is turned of them, the keys that the family's class reads; {} where no class is known."""
+    """Of sizes of heads and of what is rotated of them, the keys that the family's class reads; {} where no class is known."""
     if family.name == "generic":
         return {}
     sizes = {field: (*family.spellings.get(field, ()), SPELLINGS[field][0]) for field in HEAD_SIZES}
@@ -139,13 +141,13 @@ def _read(fields: Fields, family: Family, assume: str) -> tuple[StackSpec, list[
     if family.stack in ("encoder", "seq2seq"):
         from manyheads.checkpoints.encoders import read_encoder
 
-        stack, notes, doubts = read_encoder(fields, family)
-        _settle(fields, [*doubts, *_telltales(fields)], family, assume, notes)
+        stack, notes, unsupported = read_encoder(fields, family)
+        _refuse_or_assume(fields, [*unsupported, *_unread_attention_keys(fields)], family, assume, notes)
         return stack, notes
     from manyheads.checkpoints.decoder import read_decoder
 
     draft = read_decoder(fields, family)
-    if _settle(fields, [*draft.doubts, *_telltales(fields)], family, assume, draft.notes):
+    if _refuse_or_assume(fields, [*draft.unsupported, *_unread_attention_keys(fields)], family, assume, draft.notes):
         draft.assume_full()
     return build_decoder(draft), draft.notes
 
@@ -162,25 +164,30 @@ def _pruned(config: Mapping[str, Any], stack: StackSpec, source: str, notes: lis
     return shrunk(stack, pruning) if pruning.form == "compact" else stack
 
 
-def _telltales(fields: Fields) -> list[Doubt]:
+def _unread_attention_keys(fields: Fields) -> list[UnsupportedSetting]:
     return [
-        Doubt(shown_name(key), fields.config[key], "it may change attention or its cache")
+        UnsupportedSetting(shown_name(key), fields.config[key], "it may change attention or its cache")
         for key in fields.unread()
-        if isinstance(key, str) and not is_harmless(key) and is_telltale(key) and not is_inert(fields.config[key])
+        if isinstance(key, str)
+        and not is_harmless(key)
+        and may_change_attention(key)
+        and not is_inert(fields.config[key])
     ]
 
 
-def _settle(fields: Fields, doubts: list[Doubt], family: Family, assume: str, notes: list[str]) -> bool:
+def _refuse_or_assume(
+    fields: Fields, unsupported: list[UnsupportedSetting], family: Family, assume: str, notes: list[str]
+) -> bool:
     """Whether full attention has to be assumed, told in `notes`; raises where that was not asked for."""
-    if not doubts:
+    if not unsupported:
         return False
     if assume != "full":
-        first = doubts[0]
-        more = f" ({len(doubts) - 1} more such)" if len(doubts) > 1 else ""
+        first = unsupported[0]
+        more = f" ({len(unsupported) - 1} more such)" if len(unsupported) > 1 else ""
         raise NotUnderstoodError(
             f"{fields.source}: {first.key} = {shown(first.value)} is not understood{more}: {first.why}; read as {family.name}"
         )
-    what = ", ".join(f"{doubt.key} {shown(doubt.value)}" for doubt in doubts[:3])
+    what = ", ".join(f"{setting.key} {shown(setting.value)}" for setting in unsupported[:3])
     notes.append(f"plain full attention is assumed on every layer; not understood: {what}")
     return True
 

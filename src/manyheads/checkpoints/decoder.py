@@ -24,7 +24,7 @@ def read_decoder(fields: Fields, family: Family) -> Draft:
     draft = _sizes(fields, family)
     fields.raw("is_decoder")
     if fields.flag("is_encoder_decoder"):
-        draft.doubt("is_encoder_decoder", "true", "an encoder-decoder of a kind that is not described")
+        draft.add_unsupported("is_encoder_decoder", "true", "an encoder-decoder of a kind that is not described")
     _norms(fields, draft, family)
     _biases(fields, draft, family)
     _mlps(fields, draft, family)
@@ -32,13 +32,13 @@ def read_decoder(fields: Fields, family: Family) -> Draft:
     _latent(fields, draft, family)
     _scores(fields, draft)
     _positions(fields, draft, family)
-    _lenders(fields, draft)
-    draft.doubts += refused_settings(fields, family)
+    _source_layers(fields, draft)
+    draft.unsupported += refused_settings(fields, family)
     if family.finish is not None:
         family.finish(fields, draft)
     sizes = {"head_dim": draft.head_dim, "v_head_dim": draft.v_head_dim, "kv_heads": draft.kv_heads}
     for key, value, taken in fields.stray(sizes, _derived(family)):
-        draft.doubt(key, value, f"transformers' class of {family.name} does not read it and takes {taken}")
+        draft.add_unsupported(key, value, f"transformers' class of {family.name} does not read it and takes {taken}")
     return draft
 
 
@@ -87,7 +87,9 @@ def _norms(fields: Fields, draft: Draft, family: Family) -> None:
     if not scope and fields.flag("qk_norm"):
         scope = family.qk_norm_field
         if not scope:
-            draft.doubt(fields.key("qk_norm"), "true", f"{family.name} says nothing of where that norm stands")
+            draft.add_unsupported(
+                fields.key("qk_norm"), "true", f"{family.name} says nothing of where that norm stands"
+            )
     if scope:
         shift = family.shift and family.norm == "layer"
         draft.qk_norm = QKNorm(Norm(family.norm, eps, family.gain, shift), scope)
@@ -140,7 +142,7 @@ def _latent(fields: Fields, draft: Draft, family: Family) -> None:
             fields.fail(f"{family.name} needs kv_lora_rank, an integer of 1 or more; it is absent, null or 0")
         return
     if not family.latent:
-        draft.doubt("kv_lora_rank", rank, f"{family.name} has no latent attention")
+        draft.add_unsupported("kv_lora_rank", rank, f"{family.name} has no latent attention")
         return
     nope, rope = fields.size("nope_dim"), fields.size("mla_rope_dim", least=0)
     whole = fields.optional_size("qk_head_dim")
@@ -178,11 +180,11 @@ def _positions(fields: Fields, draft: Draft, family: Family) -> None:
         draft.position_rows = fields.size("context") + family.position_extra
     for kind in dict.fromkeys(draft.kinds):
         if family.positions == "rope" and kind != LINEAR and kind not in kinds:
-            draft.doubt("rope_parameters", ", ".join(kinds), f"it says nothing of the {kind} layers")
+            draft.add_unsupported("rope_parameters", ", ".join(kinds), f"it says nothing of the {kind} layers")
     draft.positions = kinds
 
 
-def _lenders(fields: Fields, draft: Draft) -> None:
+def _source_layers(fields: Fields, draft: Draft) -> None:
     """The last `num_kv_shared_layers` layers read the keys and values of the last layer of their kind before them."""
     shared = fields.optional_size("shared_kv_layers", least=0) or 0
     if not shared:
@@ -190,7 +192,7 @@ def _lenders(fields: Fields, draft: Draft) -> None:
     first = draft.layers - shared
     if first < 1:
         fields.fail(
-            f"num_kv_shared_layers {shared} must be less than {fields.key('layers')} {draft.layers}: a lender is needed"
+            f"num_kv_shared_layers {shared} must be less than {fields.key('layers')} {draft.layers}: a source layer is needed"
         )
     last = {kind: index for index, kind in enumerate(draft.kinds[:first])}
     for index in range(first, draft.layers):
@@ -199,4 +201,4 @@ def _lenders(fields: Fields, draft: Draft) -> None:
             fields.fail(
                 f"layer {index} ({kind}) shares keys and values, but no {kind} layer stands before layer {first}"
             )
-        draft.lenders[index] = last[kind]
+        draft.source_layers[index] = last[kind]

@@ -12,14 +12,14 @@ from manyheads.spec.norms import Norm, QKNorm
 from manyheads.spec.positions import NoPositions, Positions
 from manyheads.spec.stack import Block, HeadKind, Mlp, Moe, OtherWeight, Role, Stack, StackSpec
 
-__all__ = ["CHUNKED", "FULL", "KINDS", "LINEAR", "SLIDING", "Doubt", "Draft", "build_decoder"]
+__all__ = ["CHUNKED", "FULL", "KINDS", "LINEAR", "SLIDING", "Draft", "UnsupportedSetting", "build_decoder"]
 
 FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 KINDS = (FULL, SLIDING, CHUNKED, LINEAR)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Doubt:
+class UnsupportedSetting:
     """A setting that changes attention in a way that is not understood: its key, its value and what is missing."""
 
     key: str
@@ -68,7 +68,7 @@ class Draft:
     linear: AttentionSpec | None = None
     moe: Moe | None = None
     moe_layers: frozenset[int] = frozenset()
-    lenders: dict[int, int] = field(default_factory=dict)
+    source_layers: dict[int, int] = field(default_factory=dict)
     position_rows: int = 0
     tied: bool = False
     head_bias: bool = False
@@ -76,17 +76,17 @@ class Draft:
     token_types: int = 0
     other: tuple[OtherWeight, ...] = ()
     notes: list[str] = field(default_factory=list)
-    doubts: list[Doubt] = field(default_factory=list)
+    unsupported: list[UnsupportedSetting] = field(default_factory=list)
 
-    def doubt(self, key: str, value: Any, why: str) -> None:
+    def add_unsupported(self, key: str, value: Any, why: str) -> None:
         """Record a setting that changes attention and is not understood."""
-        self.doubts.append(Doubt(key, value, why))
+        self.unsupported.append(UnsupportedSetting(key, value, why))
 
     def assume_full(self) -> None:
         """Make every layer plain full attention, whatever was read."""
         self.kinds = [FULL] * self.layers
         self.latent, self.linear, self.softcap, self.output_gate = None, None, None, False
-        self.lenders, self.sinks = {}, False
+        self.source_layers, self.sinks = {}, False
         self.scale = self.head_dim**-0.5
 
 
@@ -96,7 +96,7 @@ def build_decoder(draft: Draft) -> StackSpec:
     blocks = []
     for index, kind in enumerate(draft.kinds):
         first = index == 0 and draft.first_places is not None
-        key = (kind, index in draft.unrotated, index in draft.moe_layers, draft.lenders.get(index, -1), first)
+        key = (kind, index in draft.unrotated, index in draft.moe_layers, draft.source_layers.get(index, -1), first)
         if key not in made:
             made[key] = _block(draft, index)
         blocks.append(made[key])
@@ -116,7 +116,9 @@ def _block(draft: Draft, index: int) -> Block:
     if kind == LINEAR and draft.linear is not None:
         attention = draft.linear
     else:
-        attention = _attention(draft, kind, unrotated=index in draft.unrotated, lender=draft.lenders.get(index, -1))
+        attention = _attention(
+            draft, kind, unrotated=index in draft.unrotated, source_layer=draft.source_layers.get(index, -1)
+        )
     mlp: Mlp | Moe | None = draft.moe if index in draft.moe_layers else None
     if mlp is None and draft.mlp_width:
         mlp = Mlp(draft.mlp_width, draft.gated, draft.mlp_bias)
@@ -126,7 +128,7 @@ def _block(draft: Draft, index: int) -> Block:
     return Block((attention,), mlp, draft.norm, places if draft.norm is not None else (), draft.parallel)
 
 
-def _attention(draft: Draft, kind: str, *, unrotated: bool, lender: int) -> AttentionSpec:
+def _attention(draft: Draft, kind: str, *, unrotated: bool, source_layer: int) -> AttentionSpec:
     encoder = draft.role == "encoder"
     masks: dict[str, Mask] = {FULL: Bidirectional() if encoder else Causal()}
     if draft.window:
@@ -137,6 +139,6 @@ def _attention(draft: Draft, kind: str, *, unrotated: bool, lender: int) -> Atte
     kv: Heads | Latent = draft.latent or Heads(draft.kv_heads, draft.head_dim, draft.v_head_dim)
     return AttentionSpec(
         d_model=draft.d_model, num_heads=draft.heads, kv=kv, positions=positions, mask=masks[kind],
-        source=Borrowed(lender) if lender >= 0 else Self(), bias=draft.bias, scale=draft.scale,
+        source=Borrowed(source_layer) if source_layer >= 0 else Self(), bias=draft.bias, scale=draft.scale,
         softcap=draft.softcap, sinks=draft.sinks, qk_norm=draft.qk_norm, output_gate=draft.output_gate,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from manyheads.checkpoints.draft import Doubt
+from manyheads.checkpoints.draft import UnsupportedSetting
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.fields import Fields
 from manyheads.checkpoints.refusals import refused_settings
@@ -47,15 +47,15 @@ class EncoderDraft:
     halves: list[Half] = field(default_factory=list)
     other: tuple[OtherWeight, ...] = ()
     notes: list[str] = field(default_factory=list)
-    doubts: list[Doubt] = field(default_factory=list)
+    unsupported: list[UnsupportedSetting] = field(default_factory=list)
 
-    def doubt(self, key: str, value: Any, why: str) -> None:
+    def add_unsupported(self, key: str, value: Any, why: str) -> None:
         """Record a setting that changes attention and is not understood."""
-        self.doubts.append(Doubt(key, value, why))
+        self.unsupported.append(UnsupportedSetting(key, value, why))
 
 
-def read_encoder(fields: Fields, family: Family) -> tuple[StackSpec, list[str], list[Doubt]]:
-    """The model, the notes and the doubts of an encoder or encoder-decoder."""
+def read_encoder(fields: Fields, family: Family) -> tuple[StackSpec, list[str], list[UnsupportedSetting]]:
+    """The model, the notes and the unsupported of an encoder or encoder-decoder."""
     eps = fields.number("norm_eps", 1e-5 if family.norm == "layer" else 1e-6) or 1e-5
     norm = Norm(family.norm, eps, family.gain, family.shift)
     head_dim = None if "head_dim" in family.derived else fields.optional_size("head_dim")
@@ -72,19 +72,19 @@ def read_encoder(fields: Fields, family: Family) -> tuple[StackSpec, list[str], 
         draft.context = fields.size("context")
         for half in draft.halves:
             half.position_rows = draft.context + family.position_extra
-    draft.doubts += refused_settings(fields, family)
+    draft.unsupported += refused_settings(fields, family)
     if family.finish_encoder is not None:
         family.finish_encoder(fields, draft)
     stacks = tuple(_stack(draft, half, family) for half in draft.halves)
     own = stacks[0].blocks[0].attentions[0]
     sizes = {"head_dim": own.head_dim, "v_head_dim": own.head_dim, "kv_heads": own.num_heads}
     for key, value, taken in fields.stray(sizes, (*family.derived, "v_head_dim", "kv_heads")):
-        draft.doubt(key, value, f"transformers' class of {family.name} does not read it and takes {taken}")
+        draft.add_unsupported(key, value, f"transformers' class of {family.name} does not read it and takes {taken}")
     model = StackSpec(
         stacks, vocab_size=draft.vocab_size, head=draft.head, token_types=draft.token_types, context=draft.context,
         other=draft.other,
     )  # fmt: skip
-    return model, draft.notes, draft.doubts
+    return model, draft.notes, draft.unsupported
 
 
 def _half(fields: Fields, role: Role) -> Half:

@@ -29,7 +29,7 @@ class Stored:
     when    conditions, all of which must hold: a canonical weight that the layer must have, or "parallel", said of its
             block
     pairs   of each head (axis q), the elements that rotary positions turn lie as (2i, 2i + 1) where the weight has them as
-            (i, i + dim/2); what is not turned lies as it is
+            (i, i + dim/2); what is not rotated lies as it is
     """
 
     name: str
@@ -60,7 +60,7 @@ class Family:
     qk_norm            "" | "head" | "each_head" | "full": always there; `qk_norm_field` only where the flag says so
     positions          "rope" | "alibi" | "buckets" | "learned" | "sinusoidal" (stored, not learned) | "none"
     position_extra     rows of the position table beyond the context (OPT: 2)
-    rope_layout        "halves" | "interleaved"; `rope_share`: the keys under which the class reads how much of a head is turned,
+    rope_layout        "halves" | "interleaved"; `rope_share`: the keys under which the class reads how much of a head is rotated,
                        none where it turns all of it
     windows            which layers a window acts on where no list says: "all" | "odd" (1st, 3rd, ...) | "odd_below" (of
                        those, the ones below max_window_layers) | "from_layer" | "pattern"; `window_period`: every

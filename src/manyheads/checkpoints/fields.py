@@ -74,7 +74,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# Sizes of heads, and how much of them is turned: a key that a class does not read says nothing of its model, so no other
+# Sizes of heads, and how much of them is rotated: a key that a class does not read says nothing of its model, so no other
 # spelling stands in for its own.
 HEAD_SIZES = ("head_dim", "v_head_dim", "kv_heads")
 TURNED = ("rope_dim", "rope_fraction")

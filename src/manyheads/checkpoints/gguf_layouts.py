@@ -50,13 +50,13 @@ def _attention(architecture: str, names: Collection[str]) -> tuple[Stored, ...]:
             ((LAYER + "self.q.bias", "(h q)"), (LAYER + "self.k.bias", "(k q)"), (LAYER + "self.v.bias", "(k v)")),
         ),
     )
-    turned = (
+    rotated = (
         *linear(_BLOCK + "attn_q", LAYER + "self.q", "(h q) m", "(h q)"),
         *linear(_BLOCK + "attn_k", LAYER + "self.k", "(k q) m", "(k q)"),
     )
     return (
         *(fused if "blk.0.attn_qkv.weight" in names else ()),
-        *(replace(row, pairs=architecture in _PAIRED) for row in turned),
+        *(replace(row, pairs=architecture in _PAIRED) for row in rotated),
         *linear(_BLOCK + "attn_v", LAYER + "self.v", "(k v) m", "(k v)"),
         *linear(_BLOCK + "attn_output", LAYER + "self.o", "m (y v)", "m"),
         *_head_norms(architecture),

@@ -13,7 +13,7 @@ from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.gguf_header import ArrayInfo, GGUFHeader
 from manyheads.checkpoints.gguf_layouts import gguf_layout
 from manyheads.checkpoints.gguf_parts import read_gguf_model
-from manyheads.checkpoints.telltale import is_inert, is_telltale
+from manyheads.checkpoints.unread_keys import is_inert, may_change_attention
 from manyheads.checkpoints.verify import HeaderCheck, check_header
 from manyheads.errors import CheckpointError
 from manyheads.quoting import shown, shown_path
@@ -117,7 +117,7 @@ def gguf_to_config(header: GGUFHeader) -> dict[str, Any]:
     for key, value in own.items():
         if key in _KEYS:
             config[_KEYS[key]] = _single(value, f"{architecture}.{key}", own.get("block_count"), where)
-        elif is_telltale(key.replace(".", "_")) and not is_inert(value) and key not in _UNDERSTOOD:
+        elif may_change_attention(key.replace(".", "_")) and not is_inert(value) and key not in _UNDERSTOOD:
             config[f"{architecture}.{key}"] = value  # the reader of configurations refuses it by this name
     _shapes(config, names, where)
     _check_vocabulary(header, architecture, config["vocab_size"], where)

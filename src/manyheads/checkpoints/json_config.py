@@ -90,7 +90,7 @@ def parse_json_object(raw: bytes, *, where: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}: the JSON is {kind}, not an object {{...}} of settings")
     _check_depth(value, where)
     if refused:
-        _settle(value, "", where)
+        _replace_refused_numbers(value, "", where)
     _check_unicode(raw, value, where)
     return value
 
@@ -127,12 +127,12 @@ def _check_depth(root: dict[str, Any], where: str) -> None:
     raise CheckpointError(f"{where}: JSON nested too deeply; at most {_MAX_DEPTH} levels are read")
 
 
-def _settle(container: Any, prefix: str, where: str) -> None:
+def _replace_refused_numbers(container: Any, prefix: str, where: str) -> None:
     """Put the infinities that are meant in their place, and raise for every other refused number, by its key."""
     for name, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
         key = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, dict | list):
-            _settle(value, key, where)
+            _replace_refused_numbers(value, key, where)
         elif isinstance(value, _Refused):
             if value.text != "Infinity" or _UNBOUNDED_KEYS.isdisjoint(key.split(".")):
                 words = f"{shown(key)} is {value.text}"

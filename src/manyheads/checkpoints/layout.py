@@ -23,7 +23,7 @@ __all__ = ["Expected", "arrange", "expected_tensors", "groups"]
 class Expected:
     """One tensor that a file must hold: its shape, the canonical weights in it, the table's row that says how.
 
-    `sizes` has every axis length that the patterns of the row need; `index` is the position along `stored.each`; `turned`
+    `sizes` has every axis length that the patterns of the row need; `index` is the position along `stored.each`; `rotated`
     counts the elements of each head that `stored.pairs` speaks of.
     """
 
@@ -33,7 +33,7 @@ class Expected:
     stored: Stored
     sizes: Mapping[str, int]
     index: int = -1
-    turned: int = 0
+    rotated: int = 0
 
     @property
     def elements(self) -> int:
@@ -68,8 +68,8 @@ def expected_tensors(family: Family, model: StackSpec, *, most: int = 0) -> dict
                 continue
             left.difference_update(wanted)
             parts = tuple(inventory[name] for name in wanted)
-            turned = _turned(stored, layer, model) if stored.pairs else 0
-            for item in _spread(stored, parts, layer, around.get(_module(wanted[0]), {}), turned):
+            rotated = _rotated(stored, layer, model) if stored.pairs else 0
+            for item in _spread(stored, parts, layer, around.get(_module(wanted[0]), {}), rotated):
                 found[item.name] = item
     if left:
         first = min(left)
@@ -111,8 +111,8 @@ def _applies(stored: Stored, layer: int, inventory: Mapping[str, Weight], model:
     return True
 
 
-def _turned(stored: Stored, layer: int, model: StackSpec) -> int:
-    """The elements of a head that are turned as halves in the layer whose self-attention `stored` belongs to."""
+def _rotated(stored: Stored, layer: int, model: StackSpec) -> int:
+    """The elements of a head that are rotated as halves in the layer whose self-attention `stored` belongs to."""
     role = stored.parts[0][0].partition(".")[0]
     stack = next(stack for stack in model.stacks if stack.role == role)
     attention = stack.blocks[layer].attention
@@ -121,16 +121,16 @@ def _turned(stored: Stored, layer: int, model: StackSpec) -> int:
 
 
 def _spread(
-    stored: Stored, parts: tuple[Weight, ...], layer: int, around: Mapping[str, int], turned: int
+    stored: Stored, parts: tuple[Weight, ...], layer: int, around: Mapping[str, int], rotated: int
 ) -> Iterator[Expected]:
     sizes = {**around, **{axis: length for part in parts for axis, length in part.sizes.items()}}
     shape, sizes = arrange(stored, parts, sizes)
     name = stored.name.replace("{i}", str(layer))
     if not stored.each:
-        yield Expected(name, shape, parts, stored, sizes, turned=turned)
+        yield Expected(name, shape, parts, stored, sizes, rotated=rotated)
         return
     for index in range(parts[0].sizes[stored.each]):
-        yield Expected(name.replace("{x}", str(index)), shape, parts, stored, sizes, index, turned)
+        yield Expected(name.replace("{x}", str(index)), shape, parts, stored, sizes, index, rotated)
 
 
 def groups(side: str) -> list[list[str]]:

@@ -7,7 +7,7 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from manyheads.checkpoints.draft import Doubt
+from manyheads.checkpoints.draft import UnsupportedSetting
 
 if TYPE_CHECKING:
     from manyheads.checkpoints.family import Family
@@ -33,7 +33,7 @@ def left_out() -> dict[str, str]:
     return _model_types()["left_out"]
 
 
-def refused_settings(fields: Fields, family: Family) -> list[Doubt]:
+def refused_settings(fields: Fields, family: Family) -> list[UnsupportedSetting]:
     """The settings of `Family.refused` that are not what they must be; those of `Family.passed_over` count as read."""
     for key in family.passed_over:
         fields.raw(key)
@@ -41,7 +41,7 @@ def refused_settings(fields: Fields, family: Family) -> list[Doubt]:
     for key, usual, why in family.refused:
         value = _read(fields, key, usual)
         if value != usual:
-            found.append(Doubt(key, str(value).lower() if isinstance(usual, bool) else value, why))
+            found.append(UnsupportedSetting(key, str(value).lower() if isinstance(usual, bool) else value, why))
     return found
 
 

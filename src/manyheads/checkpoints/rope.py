@@ -32,8 +32,8 @@ _WHOLE = "does not read it and turns whole heads"
 def read_rope(fields: Fields, draft: Draft, family: Family, width: int) -> dict[str, Positions]:
     """The rotary embedding of each kind of layer, for heads (or rotary keys) of `width`."""
     found = _by_kind(fields, draft, family, width)
-    turned = next((each.dim for each in found.values() if isinstance(each, Rope)), 0)
-    _check_others(fields, draft, family, width, turned)
+    rotated = next((each.dim for each in found.values() if isinstance(each, Rope)), 0)
+    _check_others(fields, draft, family, width, rotated)
     return found
 
 
@@ -70,7 +70,9 @@ def _rope(
     base = fields.as_number("rope_theta", parameters.get("rope_theta")) or theta
     fraction = fields.as_number("partial_rotary_factor", parameters.get("partial_rotary_factor"), zero=True)
     if fraction is not None and fraction != 1 and not family.rope_share and family.name != "generic":
-        draft.doubt("rope_parameters.partial_rotary_factor", fraction, f"transformers' class of {family.name} {_WHOLE}")
+        draft.add_unsupported(
+            "rope_parameters.partial_rotary_factor", fraction, f"transformers' class of {family.name} {_WHOLE}"
+        )
         fraction = None
     if fraction is None:
         fraction = fields.number("rope_fraction", 1.0, zero=True)
@@ -89,7 +91,7 @@ def _rope(
 
 
 def _share(width: int, share: float) -> int:
-    """The elements that are turned; an odd number of them is rounded up to whole pairs."""
+    """The elements that are rotated; an odd number of them is rounded up to whole pairs."""
     dim = int(width * share)
     return dim + (dim % 2 if dim < width else 0)
 
@@ -104,7 +106,7 @@ def _check_others(fields: Fields, draft: Draft, family: Family, width: int, dim:
                 fields.fail(f"{key} must lie in [0, 1], found {said:g}")
             if (said if field == "rope_dim" else _share(width, said)) != dim:
                 whole = _WHOLE if dim == width else f"does not read it and turns {dim} of {width} elements"
-                draft.doubt(key, value, f"transformers' class of {family.name} {whole}")
+                draft.add_unsupported(key, value, f"transformers' class of {family.name} {whole}")
 
 
 def _scaling(fields: Fields, draft: Draft, parameters: Mapping[str, Any]) -> RopeScaling:
@@ -141,7 +143,9 @@ def _scaling(fields: Fields, draft: Draft, parameters: Mapping[str, Any]) -> Rop
         short, long = (_factors(fields, parameters, name) for name in ("short_factor", "long_factor"))
         original = _context(fields, draft, parameters)
         return LongRopeScaling(original, short, long, number("attention_factor", 0.0, zero=True))
-    draft.doubt("rope_scaling.rope_type", kind, "types that are understood: linear, dynamic, yarn, longrope, llama3")
+    draft.add_unsupported(
+        "rope_scaling.rope_type", kind, "types that are understood: linear, dynamic, yarn, longrope, llama3"
+    )
     return NoScaling()
 
 

@@ -30,7 +30,7 @@ def read_kinds(fields: Fields, draft: Draft, family: Family) -> None:
     told = listed is not None or family.windows or fields.has("window_pattern")
     if draft.window and not told:
         why = "nothing says on which layers it acts, as layer_types or sliding_window_pattern would"
-        draft.doubt(fields.key("window"), draft.window, why)
+        draft.add_unsupported(fields.key("window"), draft.window, why)
     if draft.window and not any(name in fields.config for name in fields.names("window")):
         draft.notes.append(f"{fields.key('window')} is absent: {draft.window}, transformers' default, is taken")
     _read_unrotated(fields, draft)
@@ -93,7 +93,7 @@ def _by_list(fields: Fields, draft: Draft, family: Family, listed: list[Any]) ->
         kind = _SYNONYMS.get(value, value) if isinstance(value, str) else None
         if kind not in KINDS or (kind == LINEAR and not family.linear):
             known = ", ".join(k for k in KINDS if k != LINEAR)
-            draft.doubt(f"{key}[{index}]", value, f"kinds that are understood here: {known}")
+            draft.add_unsupported(f"{key}[{index}]", value, f"kinds that are understood here: {known}")
             return [FULL] * draft.layers
         kinds.append(kind)
     return _with_sizes(fields, draft, family, kinds)

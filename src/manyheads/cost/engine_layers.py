@@ -10,10 +10,10 @@ from manyheads.spec.kv import State
 from manyheads.spec.masks import Chunk, Window
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["keepers", "refused_dtype", "refused_state", "window_of"]
+__all__ = ["layers_with_a_cache", "refused_dtype", "refused_state", "window_size"]
 
 
-def keepers(stack: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
+def layers_with_a_cache(stack: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
     """The attentions of the decoder that keep keys, values, latents or states of their own, each with its count."""
     if stack.decoder is None:
         return
@@ -23,7 +23,7 @@ def keepers(stack: StackSpec) -> Iterator[tuple[AttentionSpec, int]]:
                 yield attention, times
 
 
-def window_of(spec: AttentionSpec) -> int:
+def window_size(spec: AttentionSpec) -> int:
     """Keys that a windowed or chunked layer sees at most, 0 where all are seen."""
     if isinstance(spec.mask, Window):
         return spec.mask.keys
@@ -41,7 +41,7 @@ def refused_dtype(kept: KVDType, valid: tuple[str, ...], engine: str, *, apart: 
 
 def refused_state(stack: StackSpec, engine: str) -> str | None:
     """Why `engine` cannot hold a linear layer of `stack`, None where it can: only gated delta rules were looked at."""
-    for spec, _ in keepers(stack):
+    for spec, _ in layers_with_a_cache(stack):
         if isinstance(spec.kv, State) and (spec.kv.rule != "gated_delta" or spec.kv.normalised):
             kind = ("normalised " if spec.kv.normalised else "") + spec.kv.rule
             return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from manyheads.cost.algebra import ceil_div, least
 from manyheads.cost.dtypes import KVDType, dtype
-from manyheads.cost.engine_layers import keepers, refused_dtype, refused_state, window_of
+from manyheads.cost.engine_layers import layers_with_a_cache, refused_dtype, refused_state, window_size
 from manyheads.cost.layer import cache_elements, cache_parts, conv_elements, state_elements
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.kv import Heads, State
@@ -36,7 +36,7 @@ def _row_bytes(spec: AttentionSpec, kept: KVDType) -> int:
 
 def _refused_blocks(stack: StackSpec, kept: KVDType) -> str | None:
     """llama_init_from_model refuses a head whose size the format's blocks do not divide."""
-    for spec, _ in keepers(stack):
+    for spec, _ in layers_with_a_cache(stack):
         if isinstance(spec.source, Cross) or isinstance(spec.kv, State):
             continue
         values = spec.v_head_dim if isinstance(spec.kv, Heads) else 0
@@ -58,15 +58,15 @@ def llama_cpp_held(
         return refusal
     # Architectures whose every layer is windowed (Mistral, Phi-3) have their window ignored: arch "llama" does not read
     # it, "phi3" switches it off.
-    read = any(not (window_of(spec) or isinstance(spec.source, Cross)) for spec, _ in keepers(stack))
+    read = any(not (window_size(spec) or isinstance(spec.source, Cross)) for spec, _ in layers_with_a_cache(stack))
     cells, parts = _padded(context), dict.fromkeys(("full_bytes", "windowed_bytes", "state_bytes"), 0)
-    for spec, times in keepers(stack):
+    for spec, times in layers_with_a_cache(stack):
         if isinstance(spec.source, Cross) or isinstance(spec.mask, Band | Bidirectional):
             continue
         if isinstance(spec.kv, State):
             parts["state_bytes"] += times * batch * dtype("fp32").bytes(conv_elements(spec) + state_elements(spec))
-        elif window_of(spec) and read:
-            window_cells = _padded(least(cells, window_of(spec) + UBATCH))
+        elif window_size(spec) and read:
+            window_cells = _padded(least(cells, window_size(spec) + UBATCH))
             parts["windowed_bytes"] += times * batch * window_cells * _row_bytes(spec, kept)
         else:
             parts["full_bytes"] += times * batch * cells * _row_bytes(spec, kept)
@@ -76,5 +76,5 @@ def llama_cpp_held(
 
 def _encoder_output_bytes(stack: StackSpec, tokens: int) -> int:
     """No keys and values of a memory are cached: the encoder's output stays, in float32, projected in every step."""
-    crossing = [spec for spec, _ in keepers(stack) if isinstance(spec.source, Cross)]
+    crossing = [spec for spec, _ in layers_with_a_cache(stack) if isinstance(spec.source, Cross)]
     return int(dtype("fp32").bytes(tokens * crossing[0].d_source)) if crossing else 0

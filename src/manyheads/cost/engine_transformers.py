@@ -10,7 +10,7 @@ from __future__ import annotations
 from manyheads.cost import formulas
 from manyheads.cost.algebra import least
 from manyheads.cost.dtypes import DType, KVDType, dtype
-from manyheads.cost.engine_layers import keepers, refused_dtype, refused_state, window_of
+from manyheads.cost.engine_layers import layers_with_a_cache, refused_dtype, refused_state, window_size
 from manyheads.cost.layer import cache_elements, conv_channels, state_elements
 from manyheads.cost.pairs import keys_held
 from manyheads.spec.attention import AttentionSpec, Cross
@@ -43,7 +43,7 @@ def _dynamic_keys(spec: AttentionSpec, context: int, source_tokens: int) -> _Key
         return (source_tokens,) * 4
     if isinstance(spec.mask, Bidirectional | Band):
         return (0,) * 4
-    past = window_of(spec) - 1
+    past = window_size(spec) - 1
     if past <= 0:
         return context, context, context + 1, context + 1
     held = least(context, past)
@@ -62,7 +62,7 @@ def _part(spec: AttentionSpec) -> str:
         return "cross_bytes"
     if isinstance(spec.kv, State):
         return "state_bytes"
-    return "windowed_bytes" if window_of(spec) else "full_bytes"
+    return "windowed_bytes" if window_size(spec) else "full_bytes"
 
 
 def dynamic_held(
@@ -80,7 +80,7 @@ def dynamic_held(
     kv_dtype = kept.keys
     sums = [0, 0, 0, 0]
     parts = dict.fromkeys(("full_bytes", "windowed_bytes", "cross_bytes", "state_bytes"), 0)
-    for spec, times in keepers(stack):
+    for spec, times in layers_with_a_cache(stack):
         if isinstance(spec.kv, State):
             each = [_state_bytes(spec, kv_dtype)] * 4
         else:
@@ -100,7 +100,7 @@ def static_held(
         return refusal
     kv_dtype = kept.keys
     parts = dict.fromkeys(("full_bytes", "windowed_bytes", "cross_bytes", "state_bytes"), 0)
-    for spec, times in keepers(stack):
+    for spec, times in layers_with_a_cache(stack):
         if isinstance(spec.kv, State):
             each = _state_bytes(spec, kv_dtype)
         elif isinstance(spec.source, Cross):
@@ -115,7 +115,7 @@ def expanded_held(
     stack: StackSpec, *, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> dict[str, int] | str:
     """What DynamicCache held of an MLA model in transformers 4.57.6: keys and values of every head, H·(n + r + v)."""
-    specs = list(keepers(stack))
+    specs = list(layers_with_a_cache(stack))
     if any(not isinstance(spec.kv, Latent) for spec, _ in specs) or source_tokens:
         return f"{BESIDE_THE_POINT} for MLA models only: other layers are held as in 5.24.0"
     refusal = _refusal(stack, kept)

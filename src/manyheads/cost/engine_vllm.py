@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from manyheads.cost.algebra import ceil_div, most
 from manyheads.cost.dtypes import DType, KVDType, dtype
-from manyheads.cost.engine_layers import keepers, refused_dtype, refused_state, window_of
+from manyheads.cost.engine_layers import layers_with_a_cache, refused_dtype, refused_state, window_size
 from manyheads.cost.layer import cache_elements, conv_elements, state_elements
 from manyheads.spec.attention import AttentionSpec, Cross
 from manyheads.spec.kv import Latent, State
@@ -50,13 +50,13 @@ def _block_tokens(specs: list[AttentionSpec], kv_dtype: DType) -> int:
 
 def _kinds(stack: StackSpec, kv_dtype: DType, *, windows: bool) -> dict[_Kind, int]:
     """Layers by kind. Without `windows` all are kept whole beside a full one; chunked ones always (config/vllm.py)."""
-    specs = [spec for spec, _ in keepers(stack)]
+    specs = [spec for spec, _ in layers_with_a_cache(stack)]
     tokens, chunked = _block_tokens(specs, kv_dtype), any(isinstance(spec.mask, Chunk) for spec in specs)
     own = [spec for spec in specs if not (isinstance(spec.kv, State) or isinstance(spec.source, Cross))]
-    full = any(not window_of(spec) for spec in own)
+    full = any(not window_size(spec) for spec in own)
     found: dict[_Kind, int] = {}
-    for spec, times in keepers(stack):
-        window = window_of(spec) if not full or (windows and not chunked) else 0
+    for spec, times in layers_with_a_cache(stack):
+        window = window_size(spec) if not full or (windows and not chunked) else 0
         if isinstance(spec.kv, State):
             kind = ("state", 0, tokens, _state_page(spec, kv_dtype))
         elif isinstance(spec.source, Cross):
@@ -140,10 +140,10 @@ def full_pages_held(
     stack: StackSpec, *, context: int, batch: int, kept: KVDType, source_tokens: int
 ) -> dict[str, int] | str:
     """The same with --disable-hybrid-kv-cache-manager: beside a full layer, a windowed one keeps every token too."""
-    specs = [spec for spec, _ in keepers(stack)]
+    specs = [spec for spec, _ in layers_with_a_cache(stack)]
     if any(isinstance(spec.kv, State) for spec in specs):
         return "linear layers need the hybrid cache manager"
-    windows = sorted({window_of(spec) for spec in specs if not isinstance(spec.source, Cross)})
+    windows = sorted({window_size(spec) for spec in specs if not isinstance(spec.source, Cross)})
     if len(windows) > 2 and not windows[0]:
         return f"layers of one group must have one window, found {', '.join(map(str, windows[1:]))}"
     return _held(stack, context, batch, kept, source_tokens, windows=False)

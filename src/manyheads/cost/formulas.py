@@ -58,7 +58,7 @@ def heads_key_macs(e: Number, K: Number, q: Number, v: Number) -> Number:
 
 
 def heads_pair_macs(H: Number, q: Number, v: Number) -> Number:
-    """H·(q + v) a visible pair: scores and mix. There is no K in it."""
+    """H·(q + v) a visible pair: QK^T and PV. There is no K in it."""
     return H * (q + v)
 
 

@@ -147,7 +147,7 @@ def tokens_held(spec: AttentionSpec, tokens: Number, memory: Number = 0) -> Numb
 
 
 def core_macs(spec: AttentionSpec, queries: Number, keys: Number, form: str = "expanded") -> tuple[Number, Number]:
-    """(dense, exact) MACs of scores and mix of `queries` new tokens, the last of `keys`; recurrent for State."""
+    """(dense, exact) MACs of QK^T and PV of `queries` new tokens, the last of `keys`; recurrent for State."""
     if isinstance(spec.kv, State):
         macs = queries * state_token_macs(spec)
         return macs, macs

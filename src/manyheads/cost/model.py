@@ -34,7 +34,7 @@ __all__ = [
 
 @record
 class Macs:
-    """MACs of one pass, by part. Scores and mix in both conventions: `dense` counts every pair, `exact` the visible."""
+    """MACs of one pass, by part. QK^T and PV in both conventions: `dense` counts every pair, `exact` the visible."""
 
     projections: Number
     core_dense: Number
@@ -149,7 +149,7 @@ def decode_macs(model: StackSpec, load: Workload) -> Macs:
 
 
 def decode_core_macs(model: StackSpec, load: Workload) -> Number:
-    """The share of `decode_macs` that scores, mix and running states take, visible pairs only."""
+    """The share of `decode_macs` that QK^T, PV and running states take, visible pairs only."""
     return decode_macs(model, load).core_exact
 
 

@@ -165,7 +165,7 @@ def _steps(price: Price) -> Table:
         ("MACs, visible pairs", "macs_exact", units.macs),
         ("FLOPs, visible pairs (= 2 MACs)", "flops_exact", units.flops),
         ("FLOPs, every pair (dense)", "flops_dense", units.flops),
-        ("  of it scores and mix, MACs exact", "score_and_mix_macs_exact", units.macs),
+        ("  of it QK^T and PV, MACs exact", "score_and_mix_macs_exact", units.macs),
         ("  of it projections, MACs", "projection_macs", units.macs),
         ("  of it MLP, MACs", "mlp_macs", units.macs),
         ("  of it head, MACs", "head_macs", units.macs),

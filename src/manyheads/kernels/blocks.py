@@ -11,7 +11,7 @@ __all__ = ["mixes", "packed_scores", "row_scores", "widened_tile"]
 
 
 def packed_scores(kind: int, size: int) -> Compiled:
-    """Scores of many rows over 32 keys at a time: they are turned once, then pass under blocks of 8, 4, 2 and single rows.
+    """Scores of many rows over 32 keys at a time: they are transposed once, then pass under blocks of 8, 4, 2 and single rows.
 
     Meanwhile the same number of rows from `ahead` on, and from `then` on, is asked for.
     """

@@ -82,16 +82,16 @@ def _task(kind: int, head_dim: int, v_head_dim: int) -> Compiled:
             count = min(tile_keys, stop - key)
             k_tile, v_tile = k + key * r.k_token, v + key * r.v_token
             k_next = k_tile + tile_keys * r.k_token if key + tile_keys < stop else k_tile
-            turned = 0
+            transposed = 0
             if many:
-                turned = count // 32 * 32
+                transposed = count // 32 * 32
                 many_scores(
-                    q, q_row, rows, k_tile, r.k_token, turned // 32, tile, t_row, packed, v_tile, r.v_token, k_next
+                    q, q_row, rows, k_tile, r.k_token, transposed // 32, tile, t_row, packed, v_tile, r.v_token, k_next
                 )  # fmt: skip
                 widen_tile(v_tile, r.v_token, count, values, v_row)
             some_scores(
-                q, q_row, rows, k_tile + turned * r.k_token, r.k_token, count - turned, tile + 4 * turned, t_row,
-                v_tile + turned * r.v_token, r.v_token,
+                q, q_row, rows, k_tile + transposed * r.k_token, r.k_token, count - transposed, tile + 4 * transposed, t_row,
+                v_tile + transposed * r.v_token, r.v_token,
             )  # fmt: skip
             if extras or key < inside_from or key + count > inside_to:
                 _adjust(r, tile, rows, count, key, batch, head)

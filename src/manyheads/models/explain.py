@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.cost.dtypes import CACHE_DTYPES, MODEL_DTYPES, dtype_among
-from manyheads.cost.engine_layers import window_of
+from manyheads.cost.engine_layers import window_size
 from manyheads.cost.pairs import keys_held
 from manyheads.errors import BackendError, ManyheadsError
 from manyheads.layer.backends import Selected, is_profitable, select
@@ -139,7 +139,7 @@ def _cache(spec: AttentionSpec, asked: Asked) -> str | None:
         return None
     if isinstance(spec.kv, State):
         return "LinearAttentionLayer (transformers' own), in place"
-    window, kept = window_of(spec), asked.dtype if asked.cache_dtype == "model" else asked.cache_dtype
+    window, kept = window_size(spec), asked.dtype if asked.cache_dtype == "model" else asked.cache_dtype
     return f"WindowLayer, the last {window - 1:,} tokens in {kept}" if window else f"FullLayer, in {kept}"
 
 

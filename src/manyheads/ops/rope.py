@@ -59,12 +59,12 @@ def apply(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "halves") -> Tensor
         raise SpecError(f"rope layout must be halves or interleaved, found {shown(layout)}")
     compute = wide(x.dtype)
     cos, sin = (part.to(compute) if part.dim() == 2 else part.to(compute)[:, None] for part in (cos, sin))
-    turned = x[..., : 2 * half].to(compute)
-    a, b = turned.chunk(2, -1) if layout == "halves" else (turned[..., 0::2], turned[..., 1::2])
+    rotated = x[..., : 2 * half].to(compute)
+    a, b = rotated.chunk(2, -1) if layout == "halves" else (rotated[..., 0::2], rotated[..., 1::2])
     parts = (a * cos - b * sin, b * cos + a * sin)
-    turned = torch.cat(parts, -1) if layout == "halves" else torch.stack(parts, -1).flatten(-2)
-    turned = turned.to(x.dtype)
-    return turned if 2 * half == x.shape[-1] else torch.cat((turned, x[..., 2 * half :]), -1)
+    rotated = torch.cat(parts, -1) if layout == "halves" else torch.stack(parts, -1).flatten(-2)
+    rotated = rotated.to(x.dtype)
+    return rotated if 2 * half == x.shape[-1] else torch.cat((rotated, x[..., 2 * half :]), -1)
 
 
 def frequencies(rope: Rope, *, length: int | None = None) -> tuple[float, ...]:

@@ -182,20 +182,18 @@ class Stack:
                 if attention.d_model != self.d_model:
                     raise SpecError(f"layer {index} has d_model {attention.d_model}, its stack {self.d_model}")
                 if isinstance(attention.source, Borrowed):
-                    self._check_lender(index, attention, attention.source.layer)
+                    self._check_source_layer(index, attention, attention.source.layer)
         if self.relative_buckets and not any(block.attentions for block in self.blocks):
             raise SpecError(f"{self.relative_buckets} relative_buckets need an attention layer, found none")
 
-    def _check_lender(self, index: int, attention: AttentionSpec, lender: int) -> None:
-        if lender >= index:
-            raise SpecError(
-                f"layer {index} borrows keys and values from layer {lender}: the lender must come before it"
-            )
-        owner = self.blocks[lender].attention
+    def _check_source_layer(self, index: int, attention: AttentionSpec, source: int) -> None:
+        if source >= index:
+            raise SpecError(f"layer {index} shares the keys and values of layer {source}, which must come before it")
+        owner = self.blocks[source].attention
         if owner is None or isinstance(owner.source, Borrowed) or not isinstance(owner.kv, Heads):
-            raise SpecError(f"layer {index} borrows from layer {lender}, which keeps no keys and values of its own")
+            raise SpecError(f"layer {index} shares the keys and values of layer {source}, which keeps none of its own")
         if owner.kv != attention.kv:
-            raise SpecError(f"layer {index} reads {attention.kv}, but lender {lender} keeps {owner.kv}")
+            raise SpecError(f"layer {index} reads {attention.kv}, but its source layer {source} keeps {owner.kv}")
 
     @cached_property
     def groups(self) -> tuple[tuple[Block, int], ...]:

@@ -1,4 +1,4 @@
-"""GPT-J: one norm, attention and MLP side by side, the first `rotary_dim` elements of each head turned in pairs."""
+"""GPT-J: one norm, attention and MLP side by side, the first `rotary_dim` elements of each head rotated in pairs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from manyheads.checkpoints.families.gpt2 import GPT
 from manyheads.checkpoints.family import Stored, like
 from manyheads.checkpoints.layouts import HEAD, LAYER, fused_projections, linear, norm, plain_mlp
-from manyheads.checkpoints.telltale import is_inert
+from manyheads.checkpoints.unread_keys import is_inert
 from manyheads.spec.positions import NoPositions
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def _finish(fields: Fields, draft: Draft) -> None:
     config = fields.object("attn_config") or {}
     kind = config.get("attn_type", "multihead_attention")
     if kind != "multihead_attention":
-        draft.doubt("attn_config.attn_type", kind, "transformers' MPT has multi-head attention only")
+        draft.add_unsupported("attn_config.attn_type", kind, "transformers' MPT has multi-head attention only")
     for key in ("qk_ln", "prefix_lm", "kv_n_heads", "rope", "sliding_window_size"):
         if not is_inert(config.get(key)) and config.get(key) != -1:
-            draft.doubt(f"attn_config.{key}", config[key], "transformers' MPT does not read it")
+            draft.add_unsupported(f"attn_config.{key}", config[key], "transformers' MPT does not read it")
     if config.get("alibi", True) is False:
         draft.positions = {"full_attention": NoPositions()}
     scale = fields.as_number("attn_config.softmax_scale", config.get("softmax_scale"))

@@ -21,7 +21,7 @@ def _finish(fields: Fields, draft: Draft) -> None:
     """Segments stand beside the stack."""
     draft.token_types = fields.size("type_vocab_size", 2)
     if draft.moe is not None:
-        draft.doubt("num_experts", draft.moe.experts, "transformers' NomicBERT has no mixtures")
+        draft.add_unsupported("num_experts", draft.moe.experts, "transformers' NomicBERT has no mixtures")
 
 
 # Settings of the original code that ask for another kind of block.

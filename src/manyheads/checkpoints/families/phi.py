@@ -19,7 +19,7 @@ def _finish(fields: Fields, draft: Draft) -> None:
     """The head has a bias, which no field says; norms of queries and keys are as wide as hidden_size over heads."""
     draft.head_bias = True
     if draft.qk_norm is not None and draft.head_dim * draft.heads != draft.d_model:
-        draft.doubt("head_dim", draft.head_dim, f"Phi's norms of heads are {draft.d_model} / {draft.heads} wide")
+        draft.add_unsupported("head_dim", draft.head_dim, f"Phi's norms of heads are {draft.d_model} / {draft.heads} wide")
 
 
 _PARTS = ("q_proj", "k_proj", "v_proj", "dense")

@@ -92,7 +92,7 @@ def _finish(fields: Fields, draft: Draft) -> None:
     )  # fmt: skip
     draft.output_gate = True
     if draft.bias.letters:
-        draft.doubt("attention_bias", "true", "a bias on the gate of the queries is not described")
+        draft.add_unsupported("attention_bias", "true", "a bias on the gate of the queries is not described")
 
 
 FAMILIES = (

@@ -51,7 +51,7 @@ def cache_folder() -> Path:
 
 
 def check_turned(config: Any, stack: StackSpec, path: str) -> None:
-    """Refuse a GGUF file whose heads are turned in part where transformers' reader has lost how much: it would turn all.
+    """Refuse a GGUF file whose heads are rotated in part where transformers' reader has lost how much: it would turn all.
 
     `config` is what transformers made of the file, `stack` what the file says. Raises CheckpointError.
     """
@@ -64,7 +64,7 @@ def check_turned(config: Any, stack: StackSpec, path: str) -> None:
             rope = spec.positions
             if isinstance(spec.kv, Heads) and isinstance(rope, Rope) and rope.dim < spec.head_dim:
                 raise CheckpointError(
-                    f"{shown_path(path)}: {rope.dim} of the {spec.head_dim} elements of a head are turned, and transformers "
+                    f"{shown_path(path)}: {rope.dim} of the {spec.head_dim} elements of a head are rotated, and transformers "
                     "turns whole heads of what it reads from GGUF: its results would be another model's; valid: the same "
                     "model as .safetensors"
                 )

@@ -45,8 +45,8 @@ def put_together(item: Expected, canonical: Mapping[str, Tensor]) -> Tensor:
         if item.stored.parts[part][1] == _AS_IT_IS:
             pieces.append(own)
             continue
-        if item.turned:
-            own = _reordered(item, part, own, _to_pairs(item.turned))
+        if item.rotated:
+            own = _reordered(item, part, own, _to_pairs(item.rotated))
         left, right = _sides(item, part)
         pieces.append(rearrange(own, f"{left} -> {right}", **_sizes(item, left)))
     if len({piece.dtype for piece in pieces}) > 1:
@@ -77,17 +77,17 @@ def from_rows(item: Expected, name: str, rows: Tensor) -> Tensor:
 def _back(item: Expected, part: int, piece: Tensor) -> Tensor:
     left, right = _sides(item, part)
     made = rearrange(piece, f"{right} -> {left}", **_sizes(item, right))
-    return _reordered(item, part, made, _from_pairs(item.turned)) if item.turned else made
+    return _reordered(item, part, made, _from_pairs(item.rotated)) if item.rotated else made
 
 
-def _from_pairs(turned: int) -> list[int]:
+def _from_pairs(rotated: int) -> list[int]:
     """Where each element of two halves lies among pairs."""
-    return [*range(0, turned, 2), *range(1, turned, 2)]
+    return [*range(0, rotated, 2), *range(1, rotated, 2)]
 
 
-def _to_pairs(turned: int) -> list[int]:
+def _to_pairs(rotated: int) -> list[int]:
     """Where each element of pairs lies among two halves."""
-    return [place for pair in zip(range(turned // 2), range(turned // 2, turned), strict=True) for place in pair]
+    return [place for pair in zip(range(rotated // 2), range(rotated // 2, rotated), strict=True) for place in pair]
 
 
 def _reordered(item: Expected, part: int, weight: Tensor, order: list[int]) -> Tensor:

@@ -78,7 +78,7 @@ def write_store(
         raise CheckpointError(f"{where}: its configuration says that the weights are quantised; take that key out")
     if "rope.dimension_count" in config:
         raise CheckpointError(
-            f"{where}: a part of each head is turned, as GGUF says and a config.json of its family cannot"
+            f"{where}: a part of each head is rotated, as GGUF says and a config.json of its family cannot"
         )
     model = read_config(config, source=where)
     if stack is not None:

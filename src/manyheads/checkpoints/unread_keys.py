@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["is_harmless", "is_inert", "is_telltale"]
+__all__ = ["is_harmless", "is_inert", "may_change_attention"]
 
 # Training, tokenizer, generation and bookkeeping: they change neither shapes nor what attention computes.
 _HARMLESS = frozenset({
@@ -46,7 +46,7 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 # Names that announce another kind of attention, or another kind of cache.
-_TELLTALE = (
+_MAY_CHANGE_ATTENTION = (
     r"window|sliding|latent|lora_rank|linear_|ssm|mamba|rwkv|retention|recurrent|state|delta_net|layer_types|layer_type|"
     r"chunk|block_type|block_pattern|layers_block|sparse|kv_shar|shared_kv|kv_reuse|cross_layer|cla_|compress|conv|"
     r"^index_|_index_|indexer|nsa_|dsa_|moba|attention|attn|kv_|_kv|qk_|head_dim|num_heads|alibi|hybrid|lightning|"
@@ -64,6 +64,6 @@ def is_harmless(key: str) -> bool:
     return key in _HARMLESS or key.startswith("_")
 
 
-def is_telltale(key: str) -> bool:
+def may_change_attention(key: str) -> bool:
     """Whether the name of `key` announces something about attention or its cache."""
-    return re.search(_TELLTALE, key.lower()) is not None
+    return re.search(_MAY_CHANGE_ATTENTION, key.lower()) is not None

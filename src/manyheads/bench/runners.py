@@ -1,4 +1,4 @@
-"""Ways to run a whole model on a prompt and token by token: transformers with its own attentions, with ours, llama.cpp."""
+"""Runners of a whole model on a prompt and token by token: transformers with its own attentions, with ours, llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from manyheads.bench.peers import missing
 from manyheads.errors import ManyheadsError
 
-__all__ = ["LLAMA_CPP", "LlamaCppWay", "TransformersWay", "Way", "clock", "ways"]
+__all__ = ["LLAMA_CPP", "LlamaCppRunner", "Runner", "TransformersRunner", "clock", "find_runners"]
 
 LLAMA_CPP = "llama.cpp"
 
 
-class Way(Protocol):
+class Runner(Protocol):
     """`name` and `threads` for its row; what it reads stays in it until it reads something else."""
 
     name: str
@@ -37,7 +37,7 @@ class Way(Protocol):
 
 
 @dataclass(eq=False)
-class TransformersWay:
+class TransformersRunner:
     """`generate` with one of transformers' attentions by name. `make_cache`: an empty cache for the model."""
 
     name: str
@@ -53,7 +53,7 @@ class TransformersWay:
         began = time.perf_counter()
         return self._generate(self.ids, self.cache, 1)[0] - began
 
-    def adopt(self, other: TransformersWay) -> None:
+    def adopt(self, other: TransformersRunner) -> None:
         """Takes over what `other`, with the same kind of cache, has read."""
         self.ids, self.cache = other.ids, copy.deepcopy(other.cache)
 
@@ -95,7 +95,7 @@ def clock(at: list[float]) -> Any:
     return Clock()
 
 
-class LlamaCppWay:
+class LlamaCppRunner:
     """llama.cpp on the GGUF file itself, flash attention on, an fp16 cache; its weights stay packed as they are there."""
 
     def __init__(self, path: str, threads: int, context: int) -> None:
@@ -134,12 +134,12 @@ class LlamaCppWay:
         self._llama.n_tokens = kept
 
 
-def ways(model: Any, threads: int, *, gguf: str, context: int) -> tuple[list[Way], dict[str, str]]:
+def find_runners(model: Any, threads: int, *, gguf: str, context: int) -> tuple[list[Runner], dict[str, str]]:
     """All that can run `model` here, stock attention first; and why the others cannot, by name."""
     from transformers import DynamicCache
 
-    found: list[Way] = [
-        TransformersWay(f"transformers {name}", threads, model, name, lambda: DynamicCache(config=model.config))
+    found: list[Runner] = [
+        TransformersRunner(f"transformers {name}", threads, model, name, lambda: DynamicCache(config=model.config))
         for name in ("sdpa", "eager")
     ]
     absent: dict[str, str] = {}
@@ -151,11 +151,11 @@ def ways(model: Any, threads: int, *, gguf: str, context: int) -> tuple[list[Way
     elif reason := missing("llama_cpp"):
         absent[LLAMA_CPP] = reason
     else:
-        found.append(LlamaCppWay(gguf, threads, context))
+        found.append(LlamaCppRunner(gguf, threads, context))
     return found, absent
 
 
-def ours(model: Any, threads: int, absent: dict[str, str]) -> TransformersWay | None:
+def ours(model: Any, threads: int, absent: dict[str, str]) -> TransformersRunner | None:
     """The model with our attention and our cache; None with the reason in `absent` where it cannot be."""
     import manyheads
 
@@ -165,4 +165,4 @@ def ours(model: Any, threads: int, absent: dict[str, str]) -> TransformersWay | 
     except (AttributeError, ManyheadsError) as error:
         absent["manyheads"] = str(error)
         return None
-    return TransformersWay("manyheads", threads, model, "manyheads", lambda: manyheads.cache(model))
+    return TransformersRunner("manyheads", threads, model, "manyheads", lambda: manyheads.cache(model))

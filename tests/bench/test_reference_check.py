@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from manyheads.bench.judge import error, reference
+from manyheads.bench.reference_check import error, reference
 from manyheads.bench.rotation import Buffer, Rotation
 from manyheads.bench.shape import Shape
 
