@@ -152,6 +152,7 @@ ids = ids[0].tolist() * 11
 """,
     "manyheads.heads.roles.detect": "from manyheads.heads.address import Head\n",
     "manyheads.layer.backends": CALL,
+    "manyheads.layer.dispatch": CALL,
     "manyheads.layer.caches.saved": """
 layer = manyheads.Attention(manyheads.AttentionSpec.gqa(64, 4, 2))
 cache = cache_for(layer.spec, batch=1)

@@ -79,7 +79,13 @@ def test_the_real_request_is_the_standard_one(monkeypatch, tmp_path):
     monkeypatch.setitem(script["measure"].__globals__, "bench", lambda request, say: asked.append(request) or RIGHT)
     assert script["main"]() == 0
     (request,) = asked
-    assert (request.quick, request.threads, request.contexts, request.kv_heads, request.model) == (True, 1, (), (), None)
+    assert (request.quick, request.threads, request.contexts, request.kv_heads, request.model) == (
+        True,
+        1,
+        (),
+        (),
+        None,
+    )
     from manyheads.bench.run import CONTEXTS, KV_HEADS
 
     assert (CONTEXTS, KV_HEADS) == ((2048, 8192, 32768), (32, 8, 4, 1))

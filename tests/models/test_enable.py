@@ -16,7 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache, cache_utils
 
 import manyheads
 from manyheads.cost.dtypes import CACHE_DTYPES
-from manyheads.errors import BackendError
+from manyheads.errors import BackendError, SpecError
 from manyheads.layer import backends
 from manyheads.models.caches.hybrid import HybridLayer
 from manyheads.models.caches.layers import FullLayer, WindowLayer
@@ -190,7 +190,7 @@ def test_a_cache_for_each_kind_of_model() -> None:
     hybrid = manyheads.cache(build("jamba")).layers
     assert FullLayer in {type(layer) for layer in hybrid}
     assert HybridLayer.__mro__.index(FullLayer) > 0
-    with pytest.raises(BackendError, match="dtype must be one of model, fp32, bf16, fp16, int8; found 'fp8'"):
+    with pytest.raises(SpecError, match="dtype 'fp8' is not one of model, fp32, bf16, fp16, int8"):
         manyheads.cache(build("llama"), dtype="fp8")
     with pytest.raises(BackendError, match="a cache is made for a model of transformers, found Linear"):
         manyheads.cache(torch.nn.Linear(2, 2))

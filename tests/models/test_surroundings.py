@@ -34,5 +34,5 @@ def test_an_x_ray_gives_torch_its_threads_back(tiny) -> None:
 
     before = torch.get_num_threads()
     report = xray(Request(open_model(tiny("llama")), shipped_text(), tokens=50, threads=before + 1))
-    assert report.data["machine"]["threads"] == before + 1
+    assert report.machine["threads"] == before + 1
     assert torch.get_num_threads() == before

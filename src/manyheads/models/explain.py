@@ -27,7 +27,7 @@ from manyheads.ops.bias import Alibi, alibi_slopes
 from manyheads.ops.call import AttentionCall
 from manyheads.ops.deferred import StoredTensor
 from manyheads.ops.dtypes import torch_dtype
-from manyheads.ops.latent import Latents
+from manyheads.ops.latent import Latents, expand
 from manyheads.ops.masks import causal, everything
 from manyheads.report.value import Column, Report, Table
 from manyheads.spec import Alibi as AlibiSpec
@@ -216,7 +216,9 @@ def _latent_decode(spec: AttentionSpec, kv: LatentSpec, keys: int, asked: Asked)
     up = torch.empty(
         spec.num_heads, kv.nope_dim + kv.v_head_dim, kv.rank, dtype=torch_dtype(asked.dtype), device="meta"
     )
-    latents = Latents(rows[..., : kv.rank], rows[..., kv.rank :], up[:, : kv.nope_dim], up[:, kv.nope_dim :])
+    latent, rotary, k_up, v_up = rows[..., : kv.rank], rows[..., kv.rank :], up[:, : kv.nope_dim], up[:, kv.nope_dim :]
+    # a model of transformers makes its heads itself, where the kernel does not take the call
+    latents = Latents(latent, rotary, k_up, v_up, make=lambda: expand(latent[:, 0], rotary[:, 0], k_up, v_up))
     k, v = (each.with_dtype(torch_dtype(asked.dtype)) for each in latents.deferred())
     q = _empty((asked.batch, spec.num_heads, 1, kv.nope_dim + kv.rope_dim), torch_dtype(asked.dtype))
     answer = is_profitable(AttentionCall.checked(q, k, v, scale=1.0))

@@ -102,7 +102,7 @@ def test_a_few_steps_cannot_have_come_to_rest() -> None:
         assert "less than half the way to closed (at least 22 expected)" in found.text
     assert (still.undecided, still.drift) == (0, 0)
     assert not early.closed()
-    assert early.convergence.more.endswith("try 279 steps more: steps=300 (--steps 300)")
+    assert early.convergence.more.endswith("try 279 steps more: steps=300")
     assert "half the way" not in late.convergence.text
     assert repr(late).startswith("Gates(18 of 18 heads closed at a penalty of 100 a head, ")
     assert "\n" not in repr(late)
