@@ -1,4 +1,4 @@
-"""Where the decode kernel starts to win against torch's SDPA, as the door would call it: the numbers of decode_form.
+"""Where the decode kernel starts to win against torch's SDPA, as the door would call it: the numbers of layer.backends.
 
     python benchmarks/decode_threshold.py [--threads N]
 

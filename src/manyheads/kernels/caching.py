@@ -25,7 +25,6 @@ __all__ = ["Compiled", "Entry", "can_be_kept", "compiled", "entry"]
 
 _OPTIONS: dict[str, Any] = {"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": False}
 
-
 Compiled = Callable[..., Any]
 
 

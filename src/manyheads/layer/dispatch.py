@@ -2,8 +2,9 @@
 
     out = attend(call)                 # (b, h, t, v)
 
-`manyheads::attend_last` is attention of one new query a sequence, as one node of a compiled graph. A graph serves a cache of any length, and which backend is the quickest depends on the length. So the graph does not choose:
-it calls this operator, and that does what is done without a graph, at the lengths that it meets.
+`manyheads::attend_last` is attention of one new query a sequence, as one node of a compiled graph. A graph serves a cache of
+any length, and which backend is the quickest depends on the length. So the graph does not choose: it calls this operator,
+and that does what is done without a graph, at the lengths that it meets.
 """
 
 from __future__ import annotations
