@@ -218,7 +218,7 @@ def test_heads_that_are_turned_in_part(architecture: str, pairs: bool, turned: i
         again = to_stored(store.family, store.stack, store)
         if turned < width:
             with pytest.raises(
-                CheckpointError, match=r"a part of each head is turned, as GGUF says and a config\.json"
+                CheckpointError, match=r"a part of each head is rotated, as GGUF says and a config\.json"
             ):
                 write_store(tmp_path / "out", store, config=store.checkpoint.config or {})
     torch.testing.assert_close(layer(x[None])[0], wanted, rtol=1e-9, atol=1e-9)
@@ -240,7 +240,7 @@ def test_what_transformers_would_turn_whole_is_not_run(tmp_path: Path, monkeypat
             continue
         for _ in range(2):  # the second time from the copy that is kept
             with pytest.raises(
-                CheckpointError, match="4 of the 6 elements of a head are turned, and transformers turns"
+                CheckpointError, match="4 of the 6 elements of a head are rotated, and transformers turns"
             ):
                 load(part)
 
