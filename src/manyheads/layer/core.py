@@ -31,8 +31,10 @@ class Core:
         self._backend = backend
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-        call = AttentionCall.checked(q, k, v, **self.terms)
+        call = AttentionCall.checked(q, k, v, **self.terms, sizes_later=True)
         if self.want_weights:
+            if call.is_one_step_of_a_graph:
+                call.check_sizes()
             out, self.weights = softmax.run_with_weights(call.materialized())
             return out
         if call.softcap is not None and call.sinks is None and torch.onnx.is_in_onnx_export():
@@ -43,7 +45,7 @@ class Core:
         """The same where the decode kernel is selected, else None."""
         if self.want_weights:
             return None
-        call = AttentionCall.checked(q, k, v, **self.terms)
+        call = AttentionCall.checked(q, k, v, **self.terms, sizes_later=True)
         return run("kernel", call) if select(call, self._backend).name == "kernel" else None
 
 

@@ -34,6 +34,8 @@ def run(name: str, call: AttentionCall) -> Tensor:
     quickest where the graph runs."""
     if name == "kernel":
         return attend_last(call) if torch.compiler.is_compiling() else kernel.run(call)
+    if call.is_one_step_of_a_graph:
+        call.check_sizes()
     return BACKENDS[name].run(call.materialized())
 
 

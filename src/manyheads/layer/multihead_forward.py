@@ -111,7 +111,9 @@ def _with_weights(
 def _without_weights(
     q: Tensor, k: Tensor, v: Tensor, visible: Visible | None, bias: Tensor | None, share: float
 ) -> Tensor:
-    return dispatch.attend(AttentionCall.checked(q, k, v, scale=_scale(q), visible=visible, bias=bias, dropout=share))
+    return dispatch.attend(
+        AttentionCall.checked(q, k, v, scale=_scale(q), visible=visible, bias=bias, dropout=share, sizes_later=True)
+    )
 
 
 def _scale(q: Tensor) -> float:

@@ -68,25 +68,21 @@ class AttentionCall:
         sinks: Tensor | None = None,
         dropout: float = 0.0,
         offset: int | Tensor | None = None,
+        sizes_later: bool = False,
         **beside: Any,
     ) -> Self:
         """The call, if its arguments fit together; a SpecError names what does not, with its numbers.
 
-        visible   also booleans that broadcast to (b, h, t, s), True = may attend; None: everything
-        offset    None: keys - queries, so that the last query stands at the last key
-        beside    fields that a subclass has more
+        visible       also booleans that broadcast to (b, h, t, s), True = may attend; None: everything
+        offset        None: keys - queries, so that the last query stands at the last key
+        sizes_later   for `layer.dispatch`: in a graph of one step, sizes of masks are not held against those of keys, which
+                      would tie the graph to both. The operator that the graph calls looks at them where it runs, and where
+                      another backend is selected, `dispatch.run` calls `check_sizes`
+        beside        fields that a subclass has more
         """
         _check_tensors(q, k, v)
         (b, h, t, _), s = q.shape, k.shape[2]
         seen = Everything() if visible is None else dense(visible) if isinstance(visible, Tensor) else visible
-        # in a graph of one step, sizes of masks are not held against those of keys, which would tie the graph to both: the
-        # operator that it calls looks at them where it runs
-        if not (torch.compiler.is_compiling() and t == 1):
-            seen.check(batch=b, heads=h, queries=t, keys=s)
-            if isinstance(bias, Additive):
-                bias.check(heads=h)
-            else:
-                arguments.check_bias(bias, (b, h, t, s))
         arguments.check_scale(scale)
         arguments.check_softcap(softcap)
         arguments.check_sinks(sinks, heads=h)
@@ -95,7 +91,24 @@ class AttentionCall:
             raise SpecError(
                 f"offset must be an integer, or one a sequence, ({b},); found {offset.dtype} {tuple(offset.shape)}"
             )
-        return cls(q, k, v, scale, seen, bias, softcap, sinks, dropout, s - t if offset is None else offset, **beside)
+        call = cls(q, k, v, scale, seen, bias, softcap, sinks, dropout, s - t if offset is None else offset, **beside)
+        if not (sizes_later and call.is_one_step_of_a_graph):
+            call.check_sizes()
+        return call
+
+    def check_sizes(self) -> None:
+        """Raise SpecError for a mask or a bias that does not broadcast to (b, h, t, s)."""
+        (b, h, t, _), s = self.q.shape, self.k.shape[2]
+        self.visible.check(batch=b, heads=h, queries=t, keys=s)
+        if isinstance(self.bias, Additive):
+            self.bias.check(heads=h)
+        else:
+            arguments.check_bias(self.bias, (b, h, t, s))
+
+    @property
+    def is_one_step_of_a_graph(self) -> bool:
+        """Whether torch.compile traces this call, and for one new query a sequence."""
+        return torch.compiler.is_compiling() and self.q.shape[2] == 1
 
     @property
     def options(self) -> dict[str, Any]:

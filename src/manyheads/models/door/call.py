@@ -140,7 +140,7 @@ def read_call(
     try:
         arguments.check_window(keywords.get("sliding_window"))
         return Call.checked(
-            q, k, v, scale=scale, visible=visible, bias=bias, softcap=keywords.get("softcap"),
+            q, k, v, sizes_later=True, scale=scale, visible=visible, bias=bias, softcap=keywords.get("softcap"),
             sinks=_sinks(keywords, q.shape[1], where), dropout=float(keywords.get("dropout") or 0.0), module=module,
             path=path, layer=layer, recomputed=recomputed, wants_weights=_weights_wanted(module, keywords),
         )  # fmt: skip
