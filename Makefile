@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := src tests benchmarks
 
-.PHONY: demo test test-fast lint format bench clean
+.PHONY: demo test test-fast test-sweeps lint format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/manyheads xray
@@ -29,6 +29,10 @@ test: $(VENV)/.demo $(VENV)/.dev
 # While working: what takes a compiler, a real model or a browser to show is left out.
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not real and not browser" $(PYTEST)
+
+# All inputs of the sweeps (tests/support/sweeps.py), where `make test` takes some of each.
+test-sweeps: $(VENV)/.demo $(VENV)/.dev
+	MANYHEADS_SWEEPS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check $(SOURCES)

@@ -112,6 +112,16 @@ def smollm2(smollm2_file: str, model_cache: Path) -> Any:
         return loaded.stack, loaded
 
 
+@pytest.fixture
+def one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode kernel for few rows, for any number of them: each takes seconds to compile, and which of the two is the
+    quicker is a question for their own tests."""
+    if importlib.util.find_spec("numba") is not None and importlib.util.find_spec("torch") is not None:
+        from manyheads.kernels import attend
+
+        monkeypatch.setattr(attend, "PACKED_ROWS", 1 << 40)
+
+
 @pytest.fixture(scope="session")
 def one_thread() -> Iterator[None]:
     """One thread of torch, so that results do not depend on how many there are."""

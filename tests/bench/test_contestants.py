@@ -17,7 +17,7 @@ from manyheads.bench.shape import DTYPES, Shape
 
 PATHS = {path.name: path for path in decode_paths(1)}
 PREFILLS = {path.name: path for path in prefill_paths(1)}
-SHAPES = [Shape(8, kv_heads, 32, 32, 300, "fp32") for kv_heads in (8, 2, 1)]
+SHAPES = [Shape(8, kv_heads, 16, 16, 100, "fp32") for kv_heads in (8, 2, 1)]
 
 
 def judged(path, shape) -> float | None:
@@ -43,7 +43,7 @@ def test_a_step(name, shape, dtype):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", PREFILLS)
 def test_a_prompt(name, dtype):
-    found = judged(PREFILLS[name], Shape(8, 2, 32, 32, 70, dtype, queries=70))
+    found = judged(PREFILLS[name], Shape(8, 2, 16, 16, 70, dtype, queries=70))
     assert found is not None
     assert found <= BOUNDS[dtype] / 2
 

@@ -17,7 +17,7 @@ from manyheads.bench.latent import (
 from manyheads.bench.reference_check import BOUNDS, error
 from manyheads.ops.latent import expanded
 
-SMALL = LatentHeads(6, 16, 8, 12, 32)
+SMALL = LatentHeads(6, 16, 4, 12, 12)
 
 
 def test_deepseek_v3_multiplies_a_hundred_times_more_when_it_expands():
@@ -32,8 +32,8 @@ def test_the_reference_is_the_published_equation(plan):
     k_up, v_up = step.parts
     rows = step.rows.double()
     whole = expanded(
-        step.q_nope.double(), step.q_rope.double(), rows[..., :32], rows[..., 32:], k_up.double(), v_up.double(),
-        scale=24**-0.5,
+        step.q_nope.double(), step.q_rope.double(), rows[..., :12], rows[..., 12:], k_up.double(), v_up.double(),
+        scale=20**-0.5,
     )  # fmt: skip
     torch.testing.assert_close(expected(step), whole, rtol=1e-12, atol=1e-14)
 
@@ -63,5 +63,5 @@ def test_a_contest_for_each_type_but_int8(plan):
         assert [result.name for result in contest.results][1] == EXPANDED
         assert contest.ours.agrees
         width = 4 if contest.shape.dtype == "fp32" else 2
-        assert contest.moved_bytes == (100 * 40 + 6 * (16 + 12) * 32) * width
-        assert contest.flops == 2 * 6 * 100 * (40 + 32) + 2 * 6 * (16 + 12) * 32
+        assert contest.moved_bytes == (100 * 16 + 6 * (16 + 12) * 12) * width
+        assert contest.flops == 2 * 6 * 100 * (16 + 12) + 2 * 6 * (16 + 12) * 12

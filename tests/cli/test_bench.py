@@ -27,7 +27,8 @@ def small(monkeypatch):
     monkeypatch.setattr(run, "room", lambda: Room(1 << 20, 1 << 18))
     monkeypatch.setattr(run, "_QUICK", Pace(rounds=2, least=1, path_seconds=10.0, pause_seconds=0.0))
     monkeypatch.setattr(run, "_THOROUGH", Pace(rounds=3, least=1, path_seconds=10.0, pause_seconds=0.0))
-    monkeypatch.setattr(run, "DEEPSEEK_V3", LatentHeads(4, 16, 8, 12, 32))
+    monkeypatch.setattr(run, "DEEPSEEK_V3", LatentHeads(4, 16, 4, 12, 12))
+    monkeypatch.setattr(run, "HEAD_DIM", 16)
     monkeypatch.setattr(run, "LATENT_ROWS", 64)
     monkeypatch.setattr(run, "_PREFILL_TOKENS", 24)
     yield
@@ -47,19 +48,19 @@ def without_impossible(monkeypatch) -> None:
 
 def test_json_of_the_standard_shapes(capsys, monkeypatch):
     without_impossible(monkeypatch)
-    status, out, err = bench(capsys, "--context", "64,128", "--kv-heads", "8,1", "--kv-dtype", "fp32,int8", "--json")
+    status, out, err = bench(capsys, "--context", "64,128", "--kv-heads", "8,2", "--kv-dtype", "fp32,int8", "--json")
     assert status == 0
     data = json.loads(out)
     assert data["schema"] == "manyheads.bench/1"
     assert [(one["dtype"], one["kv_heads"], one["keys"]) for one in data["decode"]] == [
-        (dtype, kv, keys) for dtype in ("fp32", "int8") for kv in (8, 1) for keys in (64, 128)
+        (dtype, kv, keys) for dtype in ("fp32", "int8") for kv in (8, 2) for keys in (64, 128)
     ]
     assert [(one["dtype"], one["keys"]) for one in data["latent"]] == [("fp32", 64)]
     assert [(one["dtype"], one["queries"]) for one in data["prefill"]] == [("fp32", 24)]
     assert data["generation"] is None
     assert data["faults"] == []
     assert data["settings"]["rounds"] == 3
-    assert data["command"] == "manyheads bench --threads 1 --context 64,128 --kv-heads 8,1 --kv-dtype fp32,int8"
+    assert data["command"] == "manyheads bench --threads 1 --context 64,128 --kv-heads 8,2 --kv-dtype fp32,int8"
     assert data["machine"]["last_level_cache_bytes"] == 1 << 18
     assert {path["threads"] for one in data["decode"] for path in one["paths"]} == {1}
     assert "fp32, 8 KV heads, 64 tokens" in err
@@ -76,7 +77,7 @@ def test_text_and_a_flag_when_the_bench_is_wrong(capsys, monkeypatch):
 
 def test_quick_takes_one_context(capsys, monkeypatch):
     without_impossible(monkeypatch)
-    status, out, _ = bench(capsys, "--quick", "--kv-heads", "1", "--kv-dtype", "bf16", "--json")
+    status, out, _ = bench(capsys, "--quick", "--kv-heads", "8", "--kv-dtype", "bf16", "--json")
     assert status == 0
     data = json.loads(out)
     assert [one["keys"] for one in data["decode"]] == [8192]
@@ -127,13 +128,13 @@ def test_a_models_own_heads(capsys, monkeypatch):
 def test_a_models_latent(capsys, monkeypatch):
     without_impossible(monkeypatch)
     status, out, _ = bench(
-        capsys, "mla(64, 4x8+4, rank=16) x 2", "--context", "64", "--kv-dtype", "bf16,int8", "--json"
+        capsys, "mla(64, 4x8+4, rank=12) x 2", "--context", "64", "--kv-dtype", "bf16,int8", "--json"
     )
     assert status == 0
     data = json.loads(out)
     assert data["decode"] == data["prefill"] == []
     assert [(one["heads"], one["head_dim"], one["v_head_dim"], one["dtype"]) for one in data["latent"]] == [
-        (4, 20, 16, "bf16")
+        (4, 16, 12, "bf16")
     ]
 
 

@@ -285,12 +285,12 @@ def test_what_is_wrong_is_said_before_torch_is_imported(python, here, llama) -> 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory, smollm2_file, model_cache):
-    """`manyheads xray` as `make demo` runs it, in a process of its own, but on the first 512 tokens, and in a hurry."""
+    """`manyheads xray` as `make demo` runs it, in a process of its own, but on the first 256 tokens, and in a hurry."""
     import subprocess
 
     folder = tmp_path_factory.mktemp("demo")
     done = subprocess.run(
-        [sys.executable, "-m", "manyheads", "xray", "--tokens", "512", "--threads", "1", "--seconds", "5"], cwd=folder,
+        [sys.executable, "-m", "manyheads", "xray", "--tokens", "256", "--threads", "1", "--seconds", "5"], cwd=folder,
         capture_output=True, text=True, timeout=900, env={**os.environ, "MANYHEADS_CACHE": str(model_cache)}, check=False,
     )  # fmt: skip
     return done, folder
@@ -305,13 +305,13 @@ def test_the_demo_shows_what_is_published_of_smollm2(demo) -> None:
     shape = data["shape"]
     assert [shape[k] for k in ("layers", "num_attention_heads", "num_key_value_heads", "head_dim")] == [30, 9, 3, 64]
     text = data["text"]
-    assert (text["tokens"], text["bos"], data["dtype"]) == (512, False, "fp32")
+    assert (text["tokens"], text["bos"], data["dtype"]) == (256, False, "fp32")
     assert 8 < text["scores"]["perplexity"] < 40
     assert text["shuffled"]["perplexity"] > 20 * text["scores"]["perplexity"]
     assert data["cache"]["equal"] is True
     # 30 layers x 3 KV heads x (64 + 64) x 4 bytes, by hand
     assert data["cache"]["prefill"]["logical"] == {
-        "predicted": 512 * 46_080, "measured": 512 * 46_080, "equal": True, "reason": "",
+        "predicted": 256 * 46_080, "measured": 256 * 46_080, "equal": True, "reason": "",
     }  # fmt: skip
     assert data["agrees"] is True
     assert "L18H6" in done.stdout

@@ -32,7 +32,7 @@ def answers(threads=0):
     draw = torch.Generator().manual_seed(0)
     told = []
     for h, kv, s in ((4, 2, 50), (16, 1, 1500)):
-        q, k, v = (torch.randn(1, n, m, 64, generator=draw) for n, m in ((h, 1), (kv, s), (kv, s)))
+        q, k, v = (torch.randn(1, n, m, 16, generator=draw) for n, m in ((h, 1), (kv, s), (kv, s)))
         out = decode(q, k, v, Keys.causal(1, 1, s), scale=0.1, threads=threads)
         told += [float(out.double().sum()), float(out.double().abs().sum())]
     return told
@@ -59,7 +59,7 @@ def test_eight_threads_at_once() -> None:
     requests = []
     for number in range(8):
         s = 200 + 300 * number
-        q, k, v = (torch.randn(1, n, m, 64, generator=draw) for n, m in ((6, 1), (2, s), (2, s)))
+        q, k, v = (torch.randn(1, n, m, 16, generator=draw) for n, m in ((6, 1), (2, s), (2, s)))
         requests.append((q, k, v, Keys.causal(1, 1, s)))
     alone = [decode(*request, scale=0.1, threads=1) for request in requests]
     wrong: list[int] = []
@@ -140,7 +140,7 @@ def test_kept_code_knows_all_that_it_was_made_of(monkeypatch: pytest.MonkeyPatch
     from manyheads.kernels import caching
     from manyheads.kernels.decode import kernel
 
-    stamp = kernel(0, 64, 64).code._cache._cache_file._source_stamp
+    stamp = kernel(0, 16, 16, many=False).code._cache._cache_file._source_stamp
     monkeypatch.setattr(caching, "_sources", caching._sources.__wrapped__)
     assert stamp[1] == caching._sources()
     read = Path.read_bytes
@@ -154,7 +154,7 @@ def test_kept_kernels_of_several_processes_together(python, tmp_path: Path) -> N
     Numba names the functions inside by a number that every process counts anew; kernels that shared names overwrote the
     heap, since one used the sizes of the other. And a second process compiles nothing.
     """
-    sizes = [(64, 64), (128, 128), (40, 24)]
+    sizes = [(16, 16), (10, 24)]
     rest = """
 from manyheads.kernels.decode import kernel
 def error(size, out):
@@ -162,7 +162,7 @@ def error(size, out):
     q, k, v = (torch.randn(1, n, m, d, generator=draw) for n, m, d in ((6, 1, size), (2, 300, size), (2, 300, out)))
     found = decode(q, k, v, Keys.causal(1, 1, 300), scale=0.1)
     expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.1, enable_gqa=True)
-    return float((found - expected).abs().max()), kernel(0, size, out).from_disk
+    return float((found - expected).abs().max()), kernel(0, size, out, many=False).from_disk
 """
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "MANYHEADS_THREADS": "1"}
     for size in sizes:
@@ -205,14 +205,14 @@ print(json.dumps([selected.name, selected.reason, list(attend(call).shape)]))
 
 
 def test_more_than_two_to_the_31_elements() -> None:
-    """Case O61: a cache of 2^31 + 64,000 elements, of which only the last 1,000 tokens are seen and take memory."""
-    tokens = 2**25 + 1000
-    store = np.zeros((1, 1, tokens, 64), np.int8)  # pages that nobody writes are not there
-    store[:, :, -1000:] = np.random.default_rng(0).integers(-127, 128, (1, 1, 1000, 64), dtype=np.int8)
+    """Case O61: a cache of 2^31 + 16,000 elements, of which only the last 1,000 tokens are seen and take memory."""
+    tokens = 2**27 + 1000
+    store = np.zeros((1, 1, tokens, 16), np.int8)  # pages that nobody writes are not there
+    store[:, :, -1000:] = np.random.default_rng(0).integers(-127, 128, (1, 1, 1000, 16), dtype=np.int8)
     cache = torch.from_numpy(store)
     assert cache.numel() > 2**31
     scales = torch.full((1, 1, 1), 0.01).expand(1, 1, tokens)
-    q = torch.randn(1, 4, 1, 64, generator=torch.Generator().manual_seed(0))
+    q = torch.randn(1, 4, 1, 16, generator=torch.Generator().manual_seed(0))
     keys = Keys(torch.tensor([[tokens - 1000]]), torch.tensor([[tokens]]))
     found = decode(q, cache, cache, keys, scale=0.1, k_scale=scales, v_scale=scales)
     short = cache[:, :, -1000:].clone()
@@ -225,11 +225,11 @@ def test_more_than_two_to_the_31_elements() -> None:
 def test_more_than_two_to_the_31_elements_by_stride() -> None:
     """The second sequence lies more than 2^31 elements behind the first; tokens overlap, one element apart."""
     store = np.zeros(2**31 + 2000, np.int8)
-    store[:1064] = np.arange(1064) % 120
-    store[2**31 : 2**31 + 1064] = -(np.arange(1064) % 110)
-    cache = torch.from_numpy(store).as_strided((2, 1, 1000, 64), (2**31, 64, 1, 1))
+    store[:1016] = np.arange(1016) % 120
+    store[2**31 : 2**31 + 1016] = -(np.arange(1016) % 110)
+    cache = torch.from_numpy(store).as_strided((2, 1, 1000, 16), (2**31, 16, 1, 1))
     scales = torch.full((2, 1, 1000), 0.01)
-    q = torch.randn(2, 4, 1, 64, generator=torch.Generator().manual_seed(0))
+    q = torch.randn(2, 4, 1, 16, generator=torch.Generator().manual_seed(0))
     options = {"scale": 0.1, "k_scale": scales, "v_scale": scales}
     found = decode(q, cache, cache, Keys.causal(2, 1, 1000), **options)
     alone = cache.contiguous()

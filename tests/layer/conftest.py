@@ -1,4 +1,4 @@
-"""One thread of torch for all tests of layers."""
+"""One thread of torch for all tests of layers, and one kernel for any number of rows."""
 
 from __future__ import annotations
 
@@ -9,4 +9,9 @@ pytest.importorskip("torch")
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread(one_thread: None) -> None:
+    """For every test of this folder."""
+
+
+@pytest.fixture(autouse=True)
+def _one_kernel(one_kernel: None) -> None:
     """For every test of this folder."""

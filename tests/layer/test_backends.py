@@ -32,8 +32,8 @@ SCHEMES = (
     "mla_no_rope",
 )
 LONG = {
-    "heads": AttentionSpec.gqa(64, 32, 8, head_dim=64, positions=Rope(64)),
-    "latents": AttentionSpec.mla(64, 16, rank=64, nope_dim=16, rope_dim=16, v_head_dim=16),
+    "heads": AttentionSpec.gqa(64, 32, 8, head_dim=16, positions=Rope(16)),
+    "latents": AttentionSpec.mla(64, 16, rank=12, nope_dim=6, rope_dim=4, v_head_dim=5),
 }
 
 
@@ -48,13 +48,15 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[AttentionCall]:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_cache_as_its_plain_twin(name: str, ran: list[AttentionCall]) -> None:
-    """A prompt of 6 tokens, then 1, 3, 1 and 16: float32 sums of at most 27 products, in another order."""
+    """A prompt of 3 tokens, then 1, 3, 1 and more: float32 sums of at most 24 products, in another order. Of a window, pieces
+    longer than it; else of so few rows that one kernel takes them all."""
+    more = 16 if name in ("window", "chunk") else 3
     made = layer(name, dtype=torch.float32)
     for kind in kinds(made.spec):
         caches = [cached(kind, made.spec, 2, capacity=40, dtype=torch.float32) for _ in range(2)]
-        x = tokens(2, 27, dtype=torch.float32)
+        x = tokens(2, 8 + more, dtype=torch.float32)
         with torch.no_grad():
-            for start, stop in ((0, 6), (6, 7), (7, 10), (10, 11), (11, 27)):
+            for start, stop in ((0, 3), (3, 4), (4, 7), (7, 8), (8, 8 + more)):
                 before = len(ran)
                 found, expected = (
                     made(x[:, start:stop], cache=cache, backend=backend)
@@ -95,7 +97,7 @@ def test_a_long_cache_is_read_by_the_kernels_unasked(name: str, kind: str, ran: 
         for backend in ("auto", "plain"):
             cache = cache_for(made.spec, batch=1, dtype=dtype, kind=kind)
             draw = torch.Generator().manual_seed(0)
-            made.keep(torch.randn(1, 2100, 64, generator=draw).to(dtype), cache=cache)
+            made.keep(torch.randn(1, 9600, 64, generator=draw).to(dtype), cache=cache)
             with torch.inference_mode():
                 outs.append(made(tokens(1, 1, 64, dtype=dtype), cache=cache, backend=backend).float())
         assert len(ran) == 1
@@ -108,7 +110,7 @@ def test_latents_are_read_as_the_cache_keeps_them(ran: list[AttentionCall]) -> N
     made = layer(LONG["latents"], dtype=torch.float32)
     cache = cache_for(made.spec, batch=1)
     with torch.no_grad():
-        made.keep(tokens(1, 2100, 64, dtype=torch.float32), cache=cache)
+        made.keep(tokens(1, 9600, 64, dtype=torch.float32), cache=cache)
         made(tokens(1, 1, 64, dtype=torch.float32), cache=cache)
     (call,) = ran
     latents: Any = call.k
@@ -118,7 +120,7 @@ def test_latents_are_read_as_the_cache_keeps_them(ran: list[AttentionCall]) -> N
 def test_gradients_and_what_looks_at_every_operation_go_elsewhere(ran: list[AttentionCall]) -> None:
     made = layer(LONG["heads"], dtype=torch.float32)
     caches = [cache_for(made.spec, batch=1) for _ in range(3)]
-    x, step = tokens(1, 600, 64, dtype=torch.float32), tokens(1, 1, 64, dtype=torch.float32)
+    x, step = tokens(1, 1100, 64, dtype=torch.float32), tokens(1, 1, 64, dtype=torch.float32)
     with torch.no_grad():
         for cache in caches:
             made.keep(x, cache=cache)

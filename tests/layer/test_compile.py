@@ -18,6 +18,7 @@ from manyheads.ops import masks  # noqa: E402
 from manyheads.spec import AttentionSpec, Bidirectional, Cross, State  # noqa: E402
 from support import rounding  # noqa: E402
 from support.attention_layers import SPECS, cached, layer, table_for, tokens  # noqa: E402
+from support.sweeps import some  # noqa: E402
 
 DEFAULT = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
 SCHEMES = (
@@ -63,7 +64,7 @@ def test_a_cache_of_fixed_size_takes_one_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), [("gqa_partial_rope", DEFAULT), *((name, "aot_eager") for name in SCHEMES)]
+    ("name", "backend"), [("gqa_partial_rope", DEFAULT), *((name, "aot_eager") for name in some(SCHEMES, 2))]
 )
 def test_a_cache_that_grows_takes_few(name: str, backend: str) -> None:
     assert steps(layer(name, dtype=torch.float32), "growing", backend) <= 8
@@ -143,7 +144,7 @@ def test_a_stack_of_every_scheme_is_one_graph_forward_and_backward() -> None:
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", some(SPECS, 3))
 def test_every_scheme_is_exported(name: str) -> None:
     """torch.export with a free batch size, and for softmax attention a free length: right at sizes it was not traced at."""
     made = layer(name, dtype=torch.float32)
@@ -168,7 +169,7 @@ def test_every_scheme_is_exported(name: str) -> None:
 ONNX = ("mha_rope", "gqa_interleaved", "window", "bidirectional", "norm_full_after", "mqa_alibi", "softcap")
 
 
-@pytest.mark.parametrize("name", ONNX)
+@pytest.mark.parametrize("name", some(ONNX, 2))
 def test_onnx_has_one_attention_node(name: str) -> None:
     """And no softmax of its own: onnxruntime computes the same, at the length it was exported with and at another."""
     onnx = pytest.importorskip("onnx")
@@ -205,7 +206,7 @@ class Masked(torch.nn.Module):
         return self.made(x, x, x, need_weights=False, **{self.name: mask})[0]
 
 
-@pytest.mark.parametrize("opset", [18, 20, 23])
+@pytest.mark.parametrize("opset", some([18, 20, 23], 2))
 @pytest.mark.parametrize("how", ["attn_mask", "attn_mask of floats", "key_padding_mask", "visible", "softcap"])
 def test_a_query_that_sees_nothing_gives_zeros_at_every_opset(how: str, opset: int) -> None:
     """Before opset 23 torch writes attention out as it stands there, and softmax of nothing is an even mean, or NaN."""

@@ -25,7 +25,7 @@ KEYS = 5
     ],
     ids=["a mask of one column", "a mask of more keys", "a bias of more heads"],
 )
-def test_a_step_in_a_graph_refuses_what_a_step_refuses(terms: dict[str, Any], learns: bool) -> None:  # noqa: FBT001
+def test_a_step_in_a_graph_refuses_what_a_step_refuses(terms: dict[str, Any], learns: bool) -> None:
     """With gradients no kernel computes it, so its operator, which looks where it runs, is not in the graph."""
     torch._dynamo.reset()
     q, k, v = (torch.randn(1, 2, count, 8) for count in (1, KEYS, KEYS))

@@ -15,6 +15,7 @@ from support import (  # noqa: E402
     attention_parity,
     rounding,
 )
+from support.sweeps import some  # noqa: E402
 
 # Families that stay in float64 through torch's SDPA.
 WIDE = ("llama", "mistral", "qwen2", "gpt2", "gpt_neox", "bert", "t5", "marian", "whisper")
@@ -110,7 +111,7 @@ def test_in_float64_through_sdpa(
     )
 
 
-@pytest.mark.parametrize(("name", "pieces", "padded"), cases(NARROW))
+@pytest.mark.parametrize(("name", "pieces", "padded"), some(cases(NARROW), 2))
 def test_where_float32_is_inside(
     name: str, pieces: str, padded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +124,7 @@ def test_where_float32_is_inside(
     compare(name, tmp_path / "lifted", monkeypatch, rounds_to=torch.float64, **common)
 
 
-@pytest.mark.parametrize(("name", "pieces", "padded"), cases((*WIDE, *NARROW)))
+@pytest.mark.parametrize(("name", "pieces", "padded"), some(cases((*WIDE, *NARROW)), 3))
 def test_in_float32(name: str, pieces: str, padded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attention = NARROW.get(name, "sdpa")
     compare(

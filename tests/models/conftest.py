@@ -1,4 +1,4 @@
-"""One thread of torch for all tests of real models."""
+"""One thread of torch for all tests of real models, and one kernel for any number of rows."""
 
 from __future__ import annotations
 
@@ -10,4 +10,9 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread(one_thread: None) -> None:
+    """For every test of this folder."""
+
+
+@pytest.fixture(autouse=True)
+def _one_kernel(one_kernel: None) -> None:
     """For every test of this folder."""

@@ -27,15 +27,15 @@ from manyheads.ops.answer import Yes
 from support import rounding
 from support.tiny_transformers import CASES, build, inputs, logits
 
-# Families that differ in how they attend or what they cache; through the kernel below, the heads of 64 elements.
+# Families that differ in how they attend or what they cache; through the kernel below, the heads of 10 elements.
 FAMILIES = [
     "llama", "mistral", "qwen2", "qwen3_moe", "gemma2", "gemma3_text", "olmo2", "phi3", "granite", "cohere2", "gpt2",
     "gpt_neox", "gptj", "opt", "gpt_oss", "deepseek_v2", "deepseek_v3", "minicpm3", "qwen3_next", "jamba", "t5", "bart",
     "whisper", "falcon-40b", "bloom",
 ]  # fmt: skip
 WIDE: dict[str, dict[str, Any]] = {
-    "llama": {"head_dim": 64}, "mistral": {"head_dim": 64}, "gemma2": {"head_dim": 64}, "gpt_oss": {"head_dim": 64},
-    "gpt2": {"n_embd": 384}, "deepseek_v3": {}, "t5": {"d_kv": 64, "d_model": 48},
+    "llama": {"head_dim": 10}, "mistral": {"head_dim": 10}, "gemma2": {"head_dim": 10}, "gpt_oss": {"head_dim": 10},
+    "gpt2": {"n_embd": 60}, "deepseek_v3": {}, "t5": {"d_kv": 10, "d_model": 48},
 }  # fmt: skip
 
 

@@ -55,12 +55,12 @@ def test_o61_50_000_tokens_in_a_window_stay_under_1_gib(form: str, python: Calla
 
 
 @pytest.mark.parametrize(
-    ("seen", "most"), [(masks.window(16), 2), (masks.chunk(256), 1), (masks.band(8), 3), (masks.causal(), 8)]
+    ("seen", "most"), [(masks.window(16), 2), (masks.chunk(128), 1), (masks.band(8), 3), (masks.causal(), 8)]
 )
 def test_tiles_that_nobody_sees_are_not_computed(
     seen: masks.Visible, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2,048 tokens in tiles of 256: so many key tiles a query tile at most, of 8."""
+    """1,024 tokens in tiles of 128: so many key tiles a query tile at most, of 8."""
     made: dict[int, int] = {}
     logits = tiled._logits
 
@@ -69,8 +69,8 @@ def test_tiles_that_nobody_sees_are_not_computed(
         return logits(call, rows, columns, whole=whole)
 
     monkeypatch.setattr(tiled, "_logits", counting)
-    q, k, v = (torch.randn(1, 1, 2048, 2) for _ in range(3))
-    out = tiled.attention(q, k, v, scale=1.0, visible=seen)
+    q, k, v = (torch.randn(1, 1, 1024, 2) for _ in range(3))
+    out = tiled.attention(q, k, v, scale=1.0, visible=seen, tile=128)
     assert len(made) == 8
     assert max(made.values()) <= most
     assert rounding.attention(q, k, v, scale=1.0, visible=seen).holds(out)

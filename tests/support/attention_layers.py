@@ -58,7 +58,7 @@ SPECS: dict[str, AttentionSpec] = {
     "mha_rope": AttentionSpec.mha(20, 3, head_dim=8, positions=Rope(8), bias="qv"),
     "gqa_partial_rope": _gqa(positions=Rope(4), bias="k"),
     "gqa_interleaved": _gqa(positions=Rope(6, 500.0, "interleaved"), bias="o"),
-    "mqa_alibi": AttentionSpec.mqa(20, 6, head_dim=7, positions=Alibi()),
+    "mqa_alibi": AttentionSpec.gqa(20, 6, 1, head_dim=8, v_head_dim=5, positions=Alibi()),
     "buckets": _gqa(positions=RelativeBuckets(8, 20, two_sided=False)),
     "buckets_both_ways": _gqa(positions=RelativeBuckets(8, 20, two_sided=True), mask=Bidirectional()),
     "rope_linear": _gqa(positions=Rope(4, scaling=LinearScaling(4.0))),

@@ -19,7 +19,7 @@ from manyheads.kernels.decode import kernel
 from manyheads.kernels.keys import MOST_QUERIES, Keys
 from manyheads.kernels.kinds import FLOATING, KINDS
 from manyheads.kernels.request import Inputs, prepared
-from manyheads.kernels.scratch import scratch
+from manyheads.kernels.scratch import PACKED_ROWS, scratch
 from manyheads.ops import arguments
 from manyheads.ops.answer import Answer, No, Yes
 
@@ -128,9 +128,11 @@ def compute(
         _bias(beside.bias, (b, h, t, k.shape[2])), _flat(beside.slopes), _positions(beside.positions, q), _flat(beside.sinks),
         _scales(beside.k_scale, beside.v_scale), _scales(beside.v_scale, beside.k_scale), torch.empty((b, h, t, out_size)),
     )  # fmt: skip
-    room = scratch(kind, size, out_size, h // k.shape[1] * t)
+    rows = h // k.shape[1] * t
+    room = scratch(kind, size, out_size, rows)
     request, tasks = prepared(inputs, room, threads, scale, softcap or 0.0)
-    team.run(kernel(kind, size, out_size).address, request, min(threads, tasks))
+    code = kernel(kind, size, out_size, many=rows >= PACKED_ROWS)
+    team.run(code.address, request, min(threads, tasks))
     return inputs.out.to(q.dtype)
 
 

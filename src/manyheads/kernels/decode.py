@@ -21,7 +21,7 @@ from manyheads.kernels.blocks import mixes, packed_scores, row_scores, widened_t
 from manyheads.kernels.caching import Compiled, Entry, compiled, entry
 from manyheads.kernels.micro import exceeds, place, row_maximum, softmax_row
 from manyheads.kernels.request import ARRIVED, DONE, NEXT, REQUEST
-from manyheads.kernels.scratch import PACKED_ROWS, PACKED_TILE_KEYS, TILE_KEYS
+from manyheads.kernels.scratch import PACKED_TILE_KEYS, TILE_KEYS
 
 __all__ = ["kernel"]
 
@@ -29,9 +29,12 @@ _SIGNATURE = types.void(types.CPointer(from_dtype(REQUEST)))
 
 
 @cache
-def kernel(kind: int, head_dim: int, v_head_dim: int) -> Entry:
-    """The kernel for a storage kind and two head sizes, as C code that takes a REQUEST."""
-    attend, finish = _task(kind, head_dim, v_head_dim), _finish(kind, v_head_dim)
+def kernel(kind: int, head_dim: int, v_head_dim: int, *, many: bool) -> Entry:
+    """The kernel for a storage kind and two head sizes, as C code that takes a REQUEST.
+
+    many  for tasks of PACKED_ROWS rows or more; the two are compiled apart, since most models need one of them only
+    """
+    attend, finish = _task(kind, head_dim, v_head_dim, many=many), _finish(kind, v_head_dim)
 
     def run(pointer):
         r = carray(pointer, 1)[0]
@@ -47,27 +50,24 @@ def kernel(kind: int, head_dim: int, v_head_dim: int) -> Entry:
                     finish(r, group, group * r.splits)
             task = take(r.counters + NEXT)
 
-    return entry(run, _SIGNATURE, name=("decode", kind, head_dim, v_head_dim))
+    return entry(run, _SIGNATURE, name=("decode", kind, head_dim, v_head_dim, many))
 
 
-def _task(kind: int, head_dim: int, v_head_dim: int) -> Compiled:
+def _task(kind: int, head_dim: int, v_head_dim: int, *, many: bool) -> Compiled:
     """One stretch of keys of one KV head of one sequence, for all its rows."""
-    some_scores, many_scores = row_scores(kind, head_dim), packed_scores(kind, head_dim)
-    some_mixes, many_mixes = mixes(kind, v_head_dim), mixes(lanes.FP32, lanes.padded(kind, v_head_dim))
-    widen_tile, lay_out = widened_tile(kind, v_head_dim), _queries(kind, head_dim)
+    score, mix = (_many_rows if many else _few_rows)(kind, head_dim, v_head_dim)
+    lay_out = _queries(kind, head_dim)
     columns = lanes.padded(kind, v_head_dim)
-    q_row, v_row, t_row = 4 * lanes.padded(kind, head_dim), 4 * columns, 4 * TILE_KEYS
+    v_row, tile_keys = 4 * columns, PACKED_TILE_KEYS if many else TILE_KEYS
     quantised = kind == lanes.INT8
 
     @compiled
     def run(r, task, thread, part):
         rows = r.group * r.queries
-        many = rows >= PACKED_ROWS
-        tile_keys = PACKED_TILE_KEYS if many else TILE_KEYS
         split, head, batch = task % r.splits, task // r.splits % r.kv_heads, task // r.splits // r.kv_heads
         begin, stop, inside_from, inside_to = _stretch(r, batch, split)
         q = r.scratch + thread * r.scratch_bytes
-        tile, packed, values = q + r.tile_at, q + r.packed_at, q + r.values_at
+        tile = q + r.tile_at
         mixed = r.mixed + part * rows * v_row
         statistic = 4 * ((rows + 15) // 16 * 16)
         top, total = r.top + part * statistic, r.total + part * rows * 64
@@ -82,28 +82,58 @@ def _task(kind: int, head_dim: int, v_head_dim: int) -> Compiled:
             count = min(tile_keys, stop - key)
             k_tile, v_tile = k + key * r.k_token, v + key * r.v_token
             k_next = k_tile + tile_keys * r.k_token if key + tile_keys < stop else k_tile
-            transposed = 0
-            if many:
-                transposed = count // 32 * 32
-                many_scores(
-                    q, q_row, rows, k_tile, r.k_token, transposed // 32, tile, t_row, packed, v_tile, r.v_token, k_next
-                )  # fmt: skip
-                widen_tile(v_tile, r.v_token, count, values, v_row)
-            some_scores(
-                q, q_row, rows, k_tile + transposed * r.k_token, r.k_token, count - transposed, tile + 4 * transposed, t_row,
-                v_tile + transposed * r.v_token, r.v_token,
-            )  # fmt: skip
+            score(r, q, rows, k_tile, v_tile, k_next, count)
             if extras or key < inside_from or key + count > inside_to:
                 _adjust(r, tile, rows, count, key, batch, head)
             _weigh(tile, rows, count, top, total, mixed, columns)
             if quantised:
                 _weigh_values(r, tile, rows, count, key, batch, head)
-            if many:
-                many_mixes(tile, t_row, rows, values, v_row, count, mixed, v_row, values, v_row)
-            else:
-                some_mixes(tile, t_row, rows, v_tile, r.v_token, count, mixed, v_row, k_next, r.k_token)
+            mix(r, q, rows, v_tile, k_next, count, mixed)
 
     return run
+
+
+def _few_rows(kind: int, head_dim: int, v_head_dim: int) -> tuple[Compiled, Compiled]:
+    """Scores of a tile and its weighted values, straight from the cache's rows."""
+    scores, mix_rows = row_scores(kind, head_dim), mixes(kind, v_head_dim)
+    q_row, v_row, t_row = 4 * lanes.padded(kind, head_dim), 4 * lanes.padded(kind, v_head_dim), 4 * TILE_KEYS
+
+    @compiled
+    def score(r, q, rows, k_tile, v_tile, k_next, count):
+        scores(q, q_row, rows, k_tile, r.k_token, count, q + r.tile_at, t_row, v_tile, r.v_token)
+
+    @compiled
+    def mix(r, q, rows, v_tile, k_next, count, mixed):
+        mix_rows(q + r.tile_at, t_row, rows, v_tile, r.v_token, count, mixed, v_row, k_next, r.k_token)
+
+    return score, mix
+
+
+def _many_rows(kind: int, head_dim: int, v_head_dim: int) -> tuple[Compiled, Compiled]:
+    """The same where it pays to transpose the keys and to widen the values of a tile once for all rows."""
+    columns = lanes.padded(kind, v_head_dim)
+    whole_scores, rest_scores = packed_scores(kind, head_dim), row_scores(kind, head_dim)
+    widen_tile, mix_rows = widened_tile(kind, v_head_dim), mixes(lanes.FP32, columns)
+    q_row, v_row, t_row = 4 * lanes.padded(kind, head_dim), 4 * columns, 4 * TILE_KEYS
+
+    @compiled
+    def score(r, q, rows, k_tile, v_tile, k_next, count):
+        tile, transposed = q + r.tile_at, count // 32 * 32
+        whole_scores(
+            q, q_row, rows, k_tile, r.k_token, transposed // 32, tile, t_row, q + r.packed_at, v_tile, r.v_token, k_next
+        )  # fmt: skip
+        widen_tile(v_tile, r.v_token, count, q + r.values_at, v_row)
+        rest_scores(
+            q, q_row, rows, k_tile + transposed * r.k_token, r.k_token, count - transposed, tile + 4 * transposed, t_row,
+            v_tile + transposed * r.v_token, r.v_token,
+        )  # fmt: skip
+
+    @compiled
+    def mix(r, q, rows, v_tile, k_next, count, mixed):
+        values = q + r.values_at
+        mix_rows(q + r.tile_at, t_row, rows, values, v_row, count, mixed, v_row, values, v_row)
+
+    return score, mix
 
 
 @compiled

@@ -19,8 +19,9 @@ pytest.importorskip("numba")
 import manyheads  # noqa: E402
 from manyheads.models.load.text import shipped_text  # noqa: E402
 from manyheads.models.scoring import token_ids  # noqa: E402
+from support.sweeps import WHOLE  # noqa: E402
 
-TOKENS, AT_ONCE = 1024, 16
+TOKENS, AT_ONCE = (1024 if WHOLE else 512), 16
 
 
 def log_probabilities(model, ids, dtype: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from manyheads.ops import masks, softmax
 from manyheads.ops.bias import Alibi, alibi_slopes
 from manyheads.ops.call import AttentionCall
 from support import rounding
+from support.sweeps import WHOLE
 from support.tiny_transformers import build
 
 CACHES: dict[str, Callable[[Any], Any]] = {
@@ -48,6 +50,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_hidden_layers": 1, "first_k_dense_replace": 1},
 }  # fmt: skip
 THEIRS = {"llama": "sdpa", "mistral": "sdpa", "gemma2": "eager", "deepseek_v3": "sdpa"}
+
+
+# Each model once and each cache once; every pair of them in a sweep.
+STEPS = (
+    list(product(CHANGES, ("dynamic", "ours", "int8")))
+    if WHOLE
+    else [("llama", "int8"), ("mistral", "dynamic"), ("gemma2", "ours"), ("deepseek_v3", "ours")]
+)
 
 
 def small(name: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
@@ -94,8 +104,7 @@ def answers(name: str, cache: str, sizes: tuple[int, ...], eagerly: int = 1) -> 
         assert exact.holds(found)
 
 
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("cache", ["dynamic", "ours", "int8"])
+@pytest.mark.parametrize(("name", "cache"), STEPS)
 def test_step_by_step(name: str, cache: str) -> None:
     """Windows that fill up on the way, softcaps, latents."""
     answers(name, cache, (2, 1, 1, 1, 1, 1))

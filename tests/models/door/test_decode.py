@@ -168,7 +168,7 @@ def test_gradients_double_and_odd_strides_go_elsewhere() -> None:
 
 
 def test_asked_for_by_name_it_computes_what_it_can_and_leaves_the_rest() -> None:
-    model, batch = build("llama", head_dim=64), inputs("llama")
+    model, batch = build("llama", head_dim=10), inputs("llama")
     with torch.no_grad(), open_door(model, implementation="kernel") as door:
         found = model(**batch)[0]
     assert rounding.model(model, batch).holds(found)
@@ -217,7 +217,7 @@ def replace_qkv(asked: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch
 
 def test_a_model_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_is_long_enough", lambda *_: Yes())
-    model, ids = build("llama", head_dim=64), inputs("llama", tokens=3)["input_ids"]
+    model, ids = build("llama", head_dim=10), inputs("llama", tokens=3)["input_ids"]
     manyheads.enable()
     try:
         model.set_attn_implementation("manyheads")

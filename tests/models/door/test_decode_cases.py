@@ -134,7 +134,7 @@ def test_o75_o77_a_windowed_layer_stops_growing() -> None:
             num_hidden_layers=36,
             num_key_value_heads=8,
             num_attention_heads=8,
-            head_dim=64,
+            head_dim=10,
             sliding_window=128,
             layer_types=None,
         )
