@@ -41,17 +41,26 @@ sys.exit(door.main(["write"]))
 """
 
 
+def as_from_a_terminal() -> None:
+    """What a shell starts in the background ignores interrupts, and its children with it: these tests send some."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def ended_by(number: int, folder: Path, before: str = "") -> tuple[int, str, str]:
     """Status, stdout and stderr of the writer in `folder` after a signal."""
     process = subprocess.Popen(
-        [sys.executable, "-c", before + WRITER], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    with process:
+        [sys.executable, "-c", before + WRITER], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=as_from_a_terminal,
+    )  # fmt: skip
+    try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         assert len(os.listdir(folder)) == 3  # two parts, and the folder above the third
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     return process.returncode, out, err
 
 
