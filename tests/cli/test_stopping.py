@@ -17,8 +17,12 @@ from manyheads.cli.stopping import Stopped, stopped_by_signals
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 # A verb that fills a file, a folder and a scratch folder, and never ends.
+# What a shell started in the background ignores interrupts, and so do its children: this one does not.
 WRITER = """
-import os, sys, time, types
+import os, signal, sys, time, types
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from pathlib import Path
 import manyheads.cli.main as door
 from manyheads.report.files import file_appearing, folder_appearing
@@ -41,18 +45,11 @@ sys.exit(door.main(["write"]))
 """
 
 
-def as_from_a_terminal() -> None:
-    """What a shell starts in the background ignores interrupts, and its children with it: these tests send some."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 def ended_by(number: int, folder: Path, before: str = "") -> tuple[int, str, str]:
     """Status, stdout and stderr of the writer in `folder` after a signal."""
     process = subprocess.Popen(
-        [sys.executable, "-c", before + WRITER], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=as_from_a_terminal,
-    )  # fmt: skip
+        [sys.executable, "-c", before + WRITER], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
