@@ -17,12 +17,8 @@ from manyheads.cli.stopping import Stopped, stopped_by_signals
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 # A verb that fills a file, a folder and a scratch folder, and never ends.
-# What a shell started in the background ignores interrupts, and so do its children: this one does not.
 WRITER = """
-import os, signal, sys, time, types
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+import os, sys, time, types
 from pathlib import Path
 import manyheads.cli.main as door
 from manyheads.report.files import file_appearing, folder_appearing
@@ -44,11 +40,19 @@ door.VERBS["write"] = "writes"
 sys.exit(door.main(["write"]))
 """
 
+# What a shell starts in the background ignores interrupts, and its children with it: the writer does not.
+TERMINAL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
 
-def ended_by(number: int, folder: Path, before: str = "") -> tuple[int, str, str]:
+
+def ended_by(number: int, folder: Path) -> tuple[int, str, str]:
     """Status, stdout and stderr of the writer in `folder` after a signal."""
     process = subprocess.Popen(
-        [sys.executable, "-c", before + WRITER], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", TERMINAL + WRITER], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -81,7 +85,7 @@ def test_what_a_kill_left_goes_with_the_next_that_writes_there(tmp_path: Path) -
 
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
-    before = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"  # as nohup does
+    before = TERMINAL + "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"  # as nohup does
     process = subprocess.Popen(
         [sys.executable, "-c", before + WRITER], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
