@@ -199,7 +199,7 @@ def test_a_bias_of_zero_and_infinity_is_a_mask() -> None:
 def test_a_bias_of_the_callers_adds_to_alibi() -> None:
     made, x = layer("mqa_alibi"), tokens(2, 6)
     bias = torch.randn(2, 6, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    plain = layer(AttentionSpec.mqa(20, 6, head_dim=7))
+    plain = layer(AttentionSpec.gqa(20, 6, 1, head_dim=8, v_head_dim=5))
     slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125], dtype=torch.float64)
     distance = (torch.arange(6)[:, None] - torch.arange(6)).abs()
     both = bias - slopes[:, None, None] * distance
