@@ -1,0 +1,276 @@
+"""The closed form for values: one shared value for a group, and the output projection that makes the best of it.
+
+With A' the attention AFTER the merge of the keys and u_h(t) = sum_s A'_h(t, s) v(s), v all old values of the group,
+
+    y(t) ~ sum_h W_h C_n(h) u_h(t),     y what the attention gave before,
+
+least squares in C_n (v x g v) and W_h (m x v) in turn, on moments alone: E[u u^T] and E[y u^T]. It starts from the
+low-rank map that loses least under W_O, and holds on to it by a ridge, so that an exact solution stays one. Where the
+attention has an output bias, the means are taken out and the bias takes up what is left of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from manyheads.convert.head_weights import HeadWeights, Units
+from manyheads.convert.key_merge import KeyMerge
+from manyheads.convert.small_matrices import root, top_vectors
+from manyheads.models.door.door import Call
+from manyheads.ops import softmax
+
+__all__ = ["ValueMerge", "ValueMoments", "fit_values", "merged_attention", "start_values"]
+
+_RIDGE = 1e-4
+_STEPS = 60
+_CONVERGED = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class ValueMerge:
+    """Shared values of one attention.
+
+    mixing    C (n, k, v, v): c_n = sum_g C_ng v_g, zero for old heads that a group does not read
+    output    W (m, h, v), query heads in their old order;  o_bias: the new output bias, None where there is none
+    left_out  share of the energy of the output that is lost, on the calibration text
+    """
+
+    mixing: Tensor
+    output: Tensor
+    o_bias: Tensor | None
+    left_out: float
+
+    def moved_into(self, weights: HeadWeights) -> dict[str, Tensor]:
+        """The new v and o, and their biases, with query heads still in their old order."""
+        made = {"v": torch.einsum("kdm,nked->nem", weights["v"], self.mixing), "o": self.output}
+        v_bias = weights.get("v.bias")
+        if v_bias is not None:
+            made["v_bias"] = torch.einsum("kd,nked->ne", v_bias, self.mixing)
+        if self.o_bias is not None:
+            made["o_bias"] = self.o_bias
+        return made
+
+
+@dataclass(eq=False)
+class ValueMoments:
+    """Sums over the calibration text of u, all heads one after the other (their old values, or shared ones), and of y.
+
+    gram (D, D): u u^T;  cross (m, D): y u^T;  sums (D,) and y_sum (m,);  y_energy: |y|^2;  rows: tokens
+    """
+
+    gram: Tensor
+    cross: Tensor
+    sums: Tensor
+    y_sum: Tensor
+    y_energy: float = 0.0
+    rows: int = 0
+
+    @classmethod
+    def empty(cls, width: int, d_model: int) -> ValueMoments:
+        """Nothing seen yet."""
+        f64 = torch.float64
+        return cls(
+            torch.zeros(width, width, dtype=f64), torch.zeros(d_model, width, dtype=f64),
+            torch.zeros(width, dtype=f64), torch.zeros(d_model, dtype=f64),
+        )  # fmt: skip
+
+    def add(self, u: Tensor, y: Tensor) -> None:
+        """u (t, D) and y (t, m) of some tokens, in float64."""
+        _add_gram(self.gram, u)
+        self.cross += y.T @ u
+        self.sums += u.sum(0)
+        self.y_sum += y.sum(0)
+        self.y_energy += float((y * y).sum())
+        self.rows += u.shape[0]
+
+    def centred(self) -> tuple[Tensor, Tensor, float]:
+        """(gram, cross, y_energy) without the means: what is left for an attention whose bias takes these."""
+        n = max(self.rows, 1)
+        mean, y_mean = self.sums / n, self.y_sum / n
+        gram = self.gram - n * torch.outer(mean, mean)
+        cross = self.cross - n * torch.outer(y_mean, mean)
+        return gram, cross, self.y_energy - n * float(y_mean @ y_mean)
+
+
+_BLOCK = 512
+
+
+def _add_gram(gram: Tensor, u: Tensor) -> None:
+    """gram += u^T u, computing one half of it."""
+    width = u.shape[1]
+    for low in range(0, width, _BLOCK):
+        rows = slice(low, min(low + _BLOCK, width))
+        rest = slice(rows.stop, width)
+        gram[rows, rows] += u[:, rows].T @ u[:, rows]
+        if rest.start < width:
+            part = u[:, rows].T @ u[:, rest]
+            gram[rows, rest] += part
+            gram[rest, rows] += part.T
+
+
+def merged_attention(call: Call, merge: KeyMerge) -> Tensor:
+    """A' (b, h, t, s) of a call, in the order of its query heads: what the merged keys make of its mask, cap and sinks."""
+    keys = merge.keys(call.k)[:, merge.of_head()]
+    values = call.v[:, :1].expand(-1, keys.shape[1], -1, -1)  # unread: probabilities depend on queries and keys
+    return softmax.logits(replace(call, q=merge.queries(call.q), k=keys, v=values), "probabilities")
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """Moments with the layout of D: `slots[h]` are the columns of head h, over the old heads of its group."""
+
+    gram: Tensor
+    cross: Tensor
+    slots: tuple[slice, ...]
+    of_head: tuple[int, ...]
+    energy: float
+
+
+def start_values(
+    weights: HeadWeights, grams: Sequence[Tensor], units: Units, groups: Sequence[Sequence[int]]
+) -> tuple[list[Tensor], Tensor, float]:
+    """(C of each group (v, g v), W (m, h, v), energy left out): the low-rank map that loses least under W_O.
+
+    grams  of each group, sum over its heads of E[u u^T], (g v, g v)
+    """
+    output, size = weights["o"], weights["o"].shape[2]
+    made, start, lost = [], output.clone(), 0.0
+    for group, gram in zip(groups, grams, strict=True):
+        olds, heads = units.old_of(group), units.heads_of(group)
+        if len(olds) == 1:
+            made.append(torch.eye(size, dtype=torch.float64))
+            continue
+        metric = torch.zeros_like(gram)
+        for head in heads:
+            at = olds.index(units.kv_heads[head // units.size])
+            rows = slice(at * size, (at + 1) * size)
+            metric[rows, rows] += output[:, head].T @ output[:, head]
+        half, back = root(gram)
+        vectors, left = top_vectors(half @ metric @ half, size)
+        lost += left / len(heads)
+        mixing, loading = vectors.T @ back, half @ vectors  # v_all ~ loading @ (mixing @ v_all)
+        spread = (mixing @ mixing.T).diagonal().mean().sqrt().clamp_min(1e-300)  # rows of C of about one: no gain of scale
+        mixing, loading = mixing / spread, loading * spread
+        made.append(mixing)
+        for head in heads:
+            at = olds.index(units.kv_heads[head // units.size])
+            start[:, head] = output[:, head] @ loading[at * size : (at + 1) * size]
+    return made, start, lost
+
+
+def fit_values(
+    weights: HeadWeights,
+    moments: ValueMoments,
+    units: Units,
+    groups: Sequence[Sequence[int]],
+    mixings: Sequence[Tensor],
+    start: Tensor,
+    *,
+    rounds: int,
+    reduced: bool = False,
+) -> ValueMerge:
+    """Ridge for W_O, then `rounds` times conjugate gradients for C and ridge again. `reduced`: u is in shared values already."""
+    intercept = weights.spec.bias.o
+    gram, cross, energy = moments.centred() if intercept else (moments.gram, moments.cross, moments.y_energy)
+    problem = _problem(gram, cross, units, groups, weights["o"].shape[2], energy, reduced=reduced)
+    held = [torch.eye(mixing.shape[0], dtype=torch.float64) for mixing in mixings] if reduced else list(mixings)
+    output, left = _ridge(problem, held, start)
+    for _ in range(0 if reduced else rounds):
+        new = _mixing_step(problem, held, output)
+        after, now = _ridge(problem, new, output)
+        if not now < left * (1 - _CONVERGED):
+            break
+        held, output, left = new, after, now
+    final = list(mixings) if reduced else held
+    o_bias = weights.get("o.bias")
+    if intercept and o_bias is not None:
+        n = max(moments.rows, 1)
+        fitted = _times(problem, held, output) @ (moments.sums / n)
+        o_bias = o_bias + moments.y_sum / n - fitted
+    mixing = _spread_out(final, units, groups, weights["v"].shape[0])
+    return ValueMerge(mixing, output, o_bias, max(left, 0.0) / max(energy, 1e-300))
+
+
+def _problem(
+    gram: Tensor, cross: Tensor, units: Units, groups: Sequence[Sequence[int]], size: int, energy: float, *, reduced: bool
+) -> _Problem:
+    of_head = {head: group for group, members in enumerate(groups) for head in units.heads_of(members)}
+    widths = [size * (1 if reduced else len(units.old_of(groups[of_head[head]]))) for head in range(len(of_head))]
+    ends = torch.tensor(widths).cumsum(0).tolist()
+    slots = tuple(slice(end - width, end) for end, width in zip(ends, widths, strict=True))
+    return _Problem(gram, cross, slots, tuple(of_head[head] for head in range(len(of_head))), energy)
+
+
+def _spread_out(mixings: Sequence[Tensor], units: Units, groups: Sequence[Sequence[int]], old: int) -> Tensor:
+    size = mixings[0].shape[0]
+    made = torch.zeros(len(groups), old, size, size, dtype=torch.float64)
+    for group, (members, mixing) in enumerate(zip(groups, mixings, strict=True)):
+        for at, number in enumerate(units.old_of(members)):
+            made[group, number] = mixing[:, at * size : (at + 1) * size]
+    return made
+
+
+def _times(problem: _Problem, mixings: Sequence[Tensor], output: Tensor) -> Tensor:
+    """[W_1 C, W_2 C, ...] (m, D): the map from u to y."""
+    return torch.cat([output[:, head] @ mixings[group] for head, group in enumerate(problem.of_head)], 1)
+
+
+def _loss(problem: _Problem, whole: Tensor) -> float:
+    """E|y - whole u|^2."""
+    return problem.energy + float(((whole @ problem.gram - 2 * problem.cross) * whole).sum())
+
+
+def _ridge(problem: _Problem, mixings: Sequence[Tensor], near: Tensor) -> tuple[Tensor, float]:
+    """The W that is best for C, held near `near` where the text says little, and its loss."""
+    rows = [mixings[group] @ problem.gram[slot] for slot, group in zip(problem.slots, problem.of_head, strict=True)]
+    half = torch.cat(rows)  # (h v, D)
+    columns = [half[:, slot] @ mixings[group].T for slot, group in zip(problem.slots, problem.of_head, strict=True)]
+    gram = torch.cat(columns, 1)
+    crosses = [problem.cross[:, slot] @ mixings[group].T for slot, group in zip(problem.slots, problem.of_head, strict=True)]
+    cross, before = torch.cat(crosses, 1), near.flatten(1)
+    damped = gram + _RIDGE * gram.diagonal().mean() * torch.eye(gram.shape[0], dtype=gram.dtype)
+    step = torch.linalg.solve(damped, (cross - before @ gram).T).T
+    output = (before + step).reshape(near.shape)
+    return output, _loss(problem, _times(problem, mixings, output))
+
+
+def _mixing_step(problem: _Problem, mixings: Sequence[Tensor], output: Tensor) -> list[Tensor]:
+    """C by conjugate gradients for fixed W: no pass over the text."""
+    whole = [mixing.clone() for mixing in mixings]
+    grams = [output[:, head].T for head in range(output.shape[1])]
+
+    def gradient(step: Sequence[Tensor], target: Tensor | None) -> list[Tensor]:
+        """W^T (target - W step gram) of each group, or W^T W step gram without a target."""
+        image = _times(problem, step, output) @ problem.gram
+        rest = image if target is None else target - image
+        found = [torch.zeros_like(mixing) for mixing in mixings]
+        for head, (slot, group) in enumerate(zip(problem.slots, problem.of_head, strict=True)):
+            found[group] += grams[head] @ rest[:, slot]
+        return found
+
+    residual = gradient(whole, problem.cross)
+    direction = [each.clone() for each in residual]
+    size = first = _dot(residual, residual)
+    for _ in range(_STEPS):
+        if size <= 1e-16 * first or not size:
+            break
+        image = gradient(direction, None)
+        along = _dot(direction, image)
+        if along <= 0:
+            break
+        step = size / along
+        for at, each in enumerate(direction):
+            whole[at] = whole[at] + step * each
+            residual[at] = residual[at] - step * image[at]
+        new = _dot(residual, residual)
+        direction = [rest + (new / size) * each for rest, each in zip(residual, direction, strict=True)]
+        size = new
+    return whole
+
+
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    return sum(float((a * b).sum()) for a, b in zip(one, other, strict=True))
