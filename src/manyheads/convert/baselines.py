@@ -143,7 +143,8 @@ def _turns(gram: Tensor, olds: list[int], size: int) -> list[Tensor]:
     for _ in range(_ROUNDS):
         for g in range(len(olds)):
             towards = sum(
-                (turns[l] @ blocks[l][g] for l in range(len(olds)) if l != g), torch.zeros(size, size, dtype=torch.float64)
+                (turns[l] @ blocks[l][g] for l in range(len(olds)) if l != g),
+                torch.zeros(size, size, dtype=torch.float64),
             )
             left, _, right = torch.linalg.svd(towards)
             turns[g] = left @ right if len(olds) > 1 else turns[g]

@@ -103,9 +103,7 @@ def split_blocks(reading: Reading, half: Half, *, every: int = 2) -> Reading:
     The two halves share no character. The calibration half of a text of one block is the whole of it.
     """
     blocks = _blocks(reading.text)
-    chosen = [
-        block for number, block in enumerate(blocks) if ((number % every == every - 1) == (half == "held-out"))
-    ]
+    chosen = [block for number, block in enumerate(blocks) if ((number % every == every - 1) == (half == "held-out"))]
     if not chosen:
         raise ManyheadsError(
             f"{reading.name}: its {len(reading.text):,} characters are one block, so nothing of it can be held out; "
@@ -147,10 +145,14 @@ def calibration_windows(
     """
     readings = calibration_texts() if texts is None else tuple(texts)
     if tokenizer is None:
-        raise ManyheadsError("the model has no tokenizer, so it cannot read a calibration text; valid: give token windows")
+        raise ManyheadsError(
+            "the model has no tokenizer, so it cannot read a calibration text; valid: give token windows"
+        )
     room = length - (tokenizer.num_special_tokens_to_add() if special_tokens else 0)
     if windows < 1 or room < 2:
-        raise ManyheadsError(f"{windows} windows of {length} tokens: expected at least one window of two tokens of text")
+        raise ManyheadsError(
+            f"{windows} windows of {length} tokens: expected at least one window of two tokens of text"
+        )
     cut = [_windows(tokenizer, reading, room, most=windows) for reading in readings]
     shares = _shares([len(each) for each in cut], windows)
     chosen = [_spread(each, share) for each, share in zip(cut, shares, strict=True)]

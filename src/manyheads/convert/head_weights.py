@@ -16,7 +16,6 @@ from manyheads.spec.positions import Alibi, RelativeBuckets
 __all__ = ["HeadWeights", "Units", "check_heads", "may_permute", "units_of"]
 
 
-
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
     """Weights by their names inside an attention, float64: q (h, q, m), k (k, q, m), v (k, v, m), o (m, h, v), biases."""
@@ -54,7 +53,10 @@ class HeadWeights:
             axis |= {"q_norm.weight": 0, "q_norm.bias": 0}
         return HeadWeights(
             self.spec,
-            {name: each.index_select(axis[name], index) if name in axis else each for name, each in self.tensors.items()},
+            {
+                name: each.index_select(axis[name], index) if name in axis else each
+                for name, each in self.tensors.items()
+            },
         )
 
 

@@ -101,7 +101,9 @@ class KeyMerge:
         return made
 
 
-def kept_whole(groups: Sequence[Sequence[int]], old_of: Sequence[Sequence[int]], heads: int, old: int, dim: int) -> tuple[Tensor, Tensor]:
+def kept_whole(
+    groups: Sequence[Sequence[int]], old_of: Sequence[Sequence[int]], heads: int, old: int, dim: int
+) -> tuple[Tensor, Tensor]:
     """A and B that change nothing: identities for groups that read one old KV head alone, zeros for the rest."""
     loadings = torch.eye(dim, dtype=torch.float64).expand(heads, dim, dim).clone()
     mixing = torch.zeros(len(groups), old, dim, dim, dtype=torch.float64)

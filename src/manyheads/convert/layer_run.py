@@ -46,7 +46,7 @@ class _Enough(Exception):  # noqa: N818  no error: the rest of the forward is no
 class LayerRun(AbstractContextManager["LayerRun"]):
     """Windows of tokens on their way through a model, layer by layer.
 
-    Raises ConversionError for a model that is not one stack of layers in a row.
+    `done`: how many layers were advanced through. Raises ConversionError for a model that is not one stack of layers in a row.
     """
 
     def __init__(self, source: Source, windows: Sequence[Tensor]) -> None:
@@ -57,7 +57,7 @@ class LayerRun(AbstractContextManager["LayerRun"]):
         self._folder = Path(self._exit.enter_context(tempfile.TemporaryDirectory(prefix="manyheads-")))
         self._ends = torch.tensor([window.numel() for window in self.windows]).cumsum(0).tolist()
         self._now: Tensor | None = None
-        self._done = 0
+        self.done = 0
         self._outer: dict[int, Any] = {}
         source.holding_surroundings(self.layers[0].path.rpartition(".")[0])
 
@@ -91,7 +91,7 @@ class LayerRun(AbstractContextManager["LayerRun"]):
         handle = module.register_forward_hook(hook, with_kwargs=True)
         try:
             with self.source.holding(layer.path):
-                for at in range(len(self.windows)):  # noqa: B007  the hook reads it
+                for at in range(len(self.windows)):
                     self._forward(layer, at)
         finally:
             handle.remove()
@@ -115,7 +115,7 @@ class LayerRun(AbstractContextManager["LayerRun"]):
                 if kept is None:
                     kept = self._file(hidden, layer.index)
                 kept[self._rows(number)] = hidden[0]
-        self._now, self._done = kept, layer.index + 1
+        self._now, self.done = kept, layer.index + 1
         for path in self._folder.glob("*.hidden"):
             if path.name != f"{layer.index}.hidden":
                 path.unlink()
@@ -125,8 +125,8 @@ class LayerRun(AbstractContextManager["LayerRun"]):
         self._exit.close()
 
     def _check(self, layer: Layer) -> None:
-        if layer.index != self._done:
-            raise AssertionError(f"layer {layer.index} is asked for where layer {self._done} is next")
+        if layer.index != self.done:
+            raise AssertionError(f"layer {layer.index} is asked for where layer {self.done} is next")
 
     def _rows(self, number: int) -> slice:
         return slice(self._ends[number] - self.windows[number].numel(), self._ends[number])
@@ -149,7 +149,9 @@ class LayerRun(AbstractContextManager["LayerRun"]):
                 body(input_ids=ids, **_uncached(body))
             except _Enough:
                 return found[0] if found else torch.empty(0)
-        raise ConversionError(f"{type(body).__name__}: layer {layer.index} was not called; layers in a row are expected")
+        raise ConversionError(
+            f"{type(body).__name__}: layer {layer.index} was not called; layers in a row are expected"
+        )
 
     def _modules(self) -> list[nn.Module]:
         return [self.source.model.get_submodule(layer.path) for layer in self.layers]
@@ -210,7 +212,9 @@ def _layers(source: Source) -> tuple[Layer, ...]:
     """The layers of the model's only stack, from the modules that hold its attentions."""
     name = type(source.model).__name__
     if len(source.stack.stacks) > 1:
-        raise ConversionError(f"{name}: an encoder and a decoder are not run layer by layer; valid: models of one stack")
+        raise ConversionError(
+            f"{name}: an encoder and a decoder are not run layer by layer; valid: models of one stack"
+        )
     attentions = find_attentions(source.model).paths.values()
     lists = {
         path: module

@@ -12,26 +12,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from manyheads.checkpoints.pruned import places
 from manyheads.checkpoints.reading import Checkpoint, Named
 from manyheads.convert import baselines
 from manyheads.convert.calibration_text import Calibration, calibration_windows
-from manyheads.convert.grouping import Grouping, best_grouping, contiguous
-from manyheads.convert.head_weights import HeadWeights, Units, check_heads, may_permute, units_of
-from manyheads.convert.key_merge import KeyMerge, planes_of
-from manyheads.convert.keys import KeyMoments, merge_keys
+from manyheads.convert.closed_form import Made, align, close, close_values
+from manyheads.convert.head_weights import HeadWeights, Units, check_heads, units_of
+from manyheads.convert.layer_fit import FitSettings, LayerFit, plain_start
 from manyheads.convert.layer_run import Layer, LayerRun
 from manyheads.convert.regrouped_weights import RegroupedWeights, prefix_of, regrouped_stack
-from manyheads.convert.small_matrices import one_thread
 from manyheads.convert.source import Source, open_source
-from manyheads.convert.values import ValueMerge, ValueMoments, fit_values, merged_attention, start_values
 from manyheads.errors import ConversionError
-from manyheads.models.door.door import Call
 from manyheads.models.load.model import Loaded
 from manyheads.models.load.text import Reading
 from manyheads.quoting import shown
@@ -44,9 +40,6 @@ __all__ = ["METHODS", "LayerFigures", "Method", "Regrouped", "regroup"]
 Method = Literal["closed", "layerfit", "mean", "first", "procrustes"]
 METHODS: tuple[Method, ...] = get_args(Method)
 _WITHOUT_TEXT = ("mean", "first")
-
-# Above this the moments of all heads' old values are not kept, and C stays where it starts.
-_MOMENT_BYTES = 1 << 30
 
 Say = Callable[[str], None]
 
@@ -96,7 +89,7 @@ def regroup(
     windows: int = 16,
     window: int = 512,
     calibration: Calibration | None = None,
-    value_rounds: int = 3,
+    value_rounds: int = 2,
     layer_by_layer: bool = False,
     fit: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -244,155 +237,37 @@ class _Making:
         before = self._before(role, layer.index)
         weights, units = HeadWeights.of(spec, before), units_of(spec, count)
         made = self._made(run, layer, weights, units)
-        run.advance(layer)
+        if run.done == layer.index:
+            run.advance(layer)
         self.weights.add(prefix_of(role, layer.index), before, made.weights)
-        return LayerFigures(role, layer.index, made.groups, made.keys_left_out, made.values_left_out, time.perf_counter() - began)
+        return LayerFigures(role, layer.index, made.groups, made.keys, made.values, time.perf_counter() - began)
 
-    def _made(self, run: LayerRun, layer: Layer, weights: HeadWeights, units: Units) -> _Made:
+    def _made(self, run: LayerRun, layer: Layer, weights: HeadWeights, units: Units) -> Made:
         if self.method == "procrustes":
-            return _aligned(run, layer, weights, units)
-        closed = None if weights.spec.qk_norm is not None or weights.spec.output_gate else _closed(
-            run, layer, weights, units, self.value_rounds, self.seed
-        )  # fmt: skip
+            return align(run, layer, weights, units)
         if self.method == "closed":
-            assert closed is not None
-            return closed
-        raise ConversionError("layerfit is not built yet")
+            return close(run, layer, weights, units, rounds=self.value_rounds, seed=self.seed, last=True)
+        return self._layer_fit(run, layer, weights, units)
 
-
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """The new weights of one attention, its query heads in their new order, and what its figures say."""
-
-    weights: HeadWeights
-    groups: tuple[tuple[int, ...], ...]
-    keys_left_out: float
-    values_left_out: float
+    def _layer_fit(self, run: LayerRun, layer: Layer, weights: HeadWeights, units: Units) -> Made:
+        settings = FitSettings.of(self.fit)
+        moves = not (weights.spec.qk_norm is not None or weights.spec.output_gate)
+        if moves:
+            start = close(run, layer, weights, units, rounds=self.value_rounds, seed=self.seed, last=False)
+            fit = LayerFit(run, layer, weights, start.order, units.groups, settings, self.seed)
+        else:
+            order = list(range(weights.spec.num_heads))
+            fit = LayerFit(run, layer, weights, order, units.groups, settings, self.seed)
+            groups = units.contiguous()
+            heads = tuple(tuple(units.heads_of(group)) for group in groups)
+            start = Made(plain_start(fit, units), heads, groups, float("nan"), float("nan"))
+        values = None if weights.spec.output_gate else partial(
+            close_values, weights, units, start.units, rounds=self.value_rounds
+        )  # fmt: skip
+        made, left = fit.fitted(start.weights, values)
+        return Made(made, start.groups, start.units, start.keys, left)
 
 
 def _in_order(heads: int, groups: int) -> tuple[tuple[int, ...], ...]:
     each = heads // groups
     return tuple(tuple(range(at, at + each)) for at in range(0, heads, each))
-
-
-def _put_in(weights: HeadWeights, keys: KeyMerge, values: ValueMerge) -> _Made:
-    """The maps moved into the weights, and query heads brought to their groups."""
-    made = weights.changed(len(keys.groups), **keys.moved_into(weights), **values.moved_into(weights))
-    order = [head for group in keys.groups for head in group]
-    return _Made(made.permuted(order), keys.groups, keys.left_out, values.left_out)
-
-
-def _aligned(run: LayerRun, layer: Layer, weights: HeadWeights, units: Units) -> _Made:
-    moments = baselines.AlignmentMoments.empty(
-        planes_of(weights.spec.positions, weights["k"].shape[1]), weights["k"].shape[0], weights["v"].shape[1]
-    )
-    run.attention(layer, moments.add)
-    with one_thread():
-        return _put_in(weights, *baselines.procrustes(weights, moments, units))
-
-
-def _closed(run: LayerRun, layer: Layer, weights: HeadWeights, units: Units, rounds: int, seed: int) -> _Made:
-    """Two passes through the layer's attention: for the keys, and for the values under what the keys became."""
-    keys = KeyMoments.empty(planes_of(weights.spec.positions, weights["k"].shape[1]), weights["q"].shape[0], weights["k"].shape[0])
-    looks = may_permute(weights.spec) and units.groups > 1 and units.each > 1
-    spread = _Spread(weights["v"].shape[0] * weights["v"].shape[1])
-
-    def look(call: Call, _: Tensor) -> None:
-        _check_plain(call, weights)
-        attention = call.weights()
-        keys.add(call, attention)
-        if looks:
-            spread.add(call, attention)
-
-    run.attention(layer, look)
-    with one_thread():
-        grouping = best_grouping(weights, keys, spread.sums, units, seed=seed) if looks else contiguous(units)
-        merge = merge_keys(keys, units, grouping.groups)
-    values = _closed_values(run, layer, weights, units, grouping, merge, rounds)
-    return _put_in(weights, merge, values)
-
-
-def _check_plain(call: Call, weights: HeadWeights) -> None:
-    if call.projected:
-        raise ConversionError(
-            f"{call.path}: what its heads give is changed before it is projected, so values cannot move through; valid: "
-            '"layerfit", "mean", "first"'
-        )
-    if call.k.shape[1] != weights["k"].shape[0]:
-        raise ConversionError(
-            f"{call.path}: its keys come as {call.k.shape[1]} heads, where its weights have {weights['k'].shape[0]}"
-        )
-
-
-@dataclass(eq=False)
-class _Spread:
-    """(k v, k v): covariance of what heads gather of all old values, summed over heads; of large ones, of the values themselves,
-    each as often as it is looked at."""
-
-    width: int
-
-    def __post_init__(self) -> None:
-        self.sums = torch.zeros(self.width, self.width, dtype=torch.float64)
-
-    def add(self, call: Call, attention: Tensor) -> None:
-        """One call."""
-        for v, a in zip(call.v.to(torch.float64), attention.to(torch.float64), strict=True):
-            rows = v.transpose(0, 1).flatten(1)  # (s, k v)
-            if a.shape[0] * self.width > _WIDE:
-                self.sums += (a.sum((0, 1)).unsqueeze(1) * rows).T @ rows
-                continue
-            gathered = (a @ rows).flatten(0, 1)
-            self.sums += gathered.T @ gathered
-
-
-_WIDE = 16_384
-
-
-def _closed_values(
-    run: LayerRun, layer: Layer, weights: HeadWeights, units: Units, grouping: Grouping, merge: KeyMerge, rounds: int
-) -> ValueMerge:
-    size, groups = weights["v"].shape[1], grouping.groups
-    olds = [units.old_of(group) for group in groups]
-    of_head = merge.of_head()
-    widths = [len(olds[group]) * size for group in of_head]
-    d_model = weights["o"].shape[0]
-    output = weights["o"].permute(1, 2, 0).flatten(0, 1)  # (h v, m)
-    whole = (8 * sum(widths) ** 2) <= _MOMENT_BYTES
-    grams = [torch.zeros(len(old) * size, len(old) * size, dtype=torch.float64) for old in olds]
-    moments = ValueMoments.empty(sum(widths) if whole else len(of_head) * size, d_model)
-
-    def gathered(call: Call, at: int) -> list[Tensor]:
-        """u_h (t, g v) of each head of one sequence."""
-        attention = merged_attention(call, merge)[at].to(torch.float64)
-        rows = [call.v[at, old].to(torch.float64).transpose(0, 1).flatten(1) for old in olds]
-        return [attention[head] @ rows[group] for head, group in enumerate(of_head)]
-
-    def before(outputs: Tensor, at: int) -> Tensor:
-        return outputs[at].to(torch.float64).transpose(0, 1).flatten(1) @ output
-
-    def look(call: Call, outputs: Tensor) -> None:
-        for at in range(call.q.shape[0]):
-            heads = gathered(call, at)
-            if whole:
-                moments.add(torch.cat(heads, 1), before(outputs, at))
-                continue
-            for head, group in zip(heads, of_head, strict=True):
-                grams[group] += head.T @ head
-
-    run.attention(layer, look)
-    if whole:
-        ends = torch.tensor(widths).cumsum(0).tolist()
-        for end, width, group in zip(ends, widths, of_head, strict=True):
-            grams[group] += moments.gram[end - width : end, end - width : end]
-    with one_thread():
-        mixings, start, _ = start_values(weights, grams, units, groups)
-    if not whole:
-
-        def shared(call: Call, outputs: Tensor) -> None:
-            for at in range(call.q.shape[0]):
-                heads = [head @ mixings[group].T for head, group in zip(gathered(call, at), of_head, strict=True)]
-                moments.add(torch.cat(heads, 1), before(outputs, at))
-
-        run.attention(layer, shared)
-    with one_thread():
-        return fit_values(weights, moments, units, groups, mixings, start, rounds=rounds, reduced=not whole)

@@ -42,7 +42,8 @@ class RegroupedWeights(Mapping[str, Tensor]):
         made = {
             prefix + name: tensor.to(before[name].dtype).contiguous().clone()
             for name, tensor in weights.tensors.items()
-            if tuple(tensor.shape) != tuple(before[name].shape) or not torch.equal(tensor, before[name].to(tensor.dtype))
+            if tuple(tensor.shape) != tuple(before[name].shape)
+            or not torch.equal(tensor, before[name].to(tensor.dtype))
         }
         if made:
             save_file(made, path)
@@ -132,7 +133,9 @@ def _times(now: int, then: int) -> int:
 
 
 @torch.no_grad()
-def put_into_model(model: nn.Module, family: Family, stack: StackSpec, weights: Mapping[str, Tensor], now: StackSpec) -> None:
+def put_into_model(
+    model: nn.Module, family: Family, stack: StackSpec, weights: Mapping[str, Tensor], now: StackSpec
+) -> None:
     """Give the attention of `model`, which is `stack`, regrouped weights of `now`, each KV head repeated as often as its
     modules expect: it computes what the smaller model computes, and holds what it always held.
 

@@ -28,7 +28,8 @@ def one_thread() -> Iterator[None]:
 def root(matrix: Tensor, *, least: float = 1e-12) -> tuple[Tensor, Tensor]:
     """(M^(1/2), M^(-1/2)) of a symmetric positive matrix; the inverse leaves out directions below `least` of the largest,
     which are rounding."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    with one_thread():
+        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     sizes = values.clamp_min(0).sqrt()
     there = values > least * values[-1].clamp_min(torch.finfo(values.dtype).tiny)
     inverse = torch.where(there, 1 / sizes.clamp_min(torch.finfo(values.dtype).tiny), torch.zeros_like(sizes))
@@ -37,5 +38,6 @@ def root(matrix: Tensor, *, least: float = 1e-12) -> tuple[Tensor, Tensor]:
 
 def top_vectors(matrix: Tensor, count: int) -> tuple[Tensor, float]:
     """The eigenvectors of the `count` largest eigenvalues of a symmetric matrix, (n, count), and the sum of the others."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    with one_thread():
+        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     return vectors[:, -count:].flip(1), float(values[: values.numel() - count].clamp_min(0).sum())

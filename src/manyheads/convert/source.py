@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.layout import Expected
 from manyheads.checkpoints.reading import Checkpoint, Named, open_model
@@ -94,7 +93,9 @@ def _set(model: nn.Module, name: str, tensor: Tensor) -> nn.Parameter:
     return before
 
 
-def open_source(source: Named | Checkpoint | Loaded | nn.Module, *, layer_by_layer: bool = False, tokenizer: Any = None) -> Source:
+def open_source(
+    source: Named | Checkpoint | Loaded | nn.Module, *, layer_by_layer: bool = False, tokenizer: Any = None
+) -> Source:
     """`source` as something to convert.
 
     source          a folder, file or hub id, a model that was loaded, or a transformers model in memory

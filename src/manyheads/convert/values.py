@@ -26,7 +26,7 @@ from manyheads.ops import softmax
 __all__ = ["ValueMerge", "ValueMoments", "fit_values", "merged_attention", "start_values"]
 
 _RIDGE = 1e-4
-_STEPS = 60
+_STEPS = 12
 _CONVERGED = 1e-10
 
 
@@ -153,7 +153,9 @@ def start_values(
         vectors, left = top_vectors(half @ metric @ half, size)
         lost += left / len(heads)
         mixing, loading = vectors.T @ back, half @ vectors  # v_all ~ loading @ (mixing @ v_all)
-        spread = (mixing @ mixing.T).diagonal().mean().sqrt().clamp_min(1e-300)  # rows of C of about one: no gain of scale
+        spread = (
+            (mixing @ mixing.T).diagonal().mean().sqrt().clamp_min(1e-300)
+        )  # rows of C of about one: no gain of scale
         mixing, loading = mixing / spread, loading * spread
         made.append(mixing)
         for head in heads:
@@ -196,7 +198,14 @@ def fit_values(
 
 
 def _problem(
-    gram: Tensor, cross: Tensor, units: Units, groups: Sequence[Sequence[int]], size: int, energy: float, *, reduced: bool
+    gram: Tensor,
+    cross: Tensor,
+    units: Units,
+    groups: Sequence[Sequence[int]],
+    size: int,
+    energy: float,
+    *,
+    reduced: bool,
 ) -> _Problem:
     of_head = {head: group for group, members in enumerate(groups) for head in units.heads_of(members)}
     widths = [size * (1 if reduced else len(units.old_of(groups[of_head[head]]))) for head in range(len(of_head))]
@@ -219,57 +228,76 @@ def _times(problem: _Problem, mixings: Sequence[Tensor], output: Tensor) -> Tens
     return torch.cat([output[:, head] @ mixings[group] for head, group in enumerate(problem.of_head)], 1)
 
 
-def _loss(problem: _Problem, whole: Tensor) -> float:
-    """E|y - whole u|^2."""
-    return problem.energy + float(((whole @ problem.gram - 2 * problem.cross) * whole).sum())
-
-
 def _ridge(problem: _Problem, mixings: Sequence[Tensor], near: Tensor) -> tuple[Tensor, float]:
     """The W that is best for C, held near `near` where the text says little, and its loss."""
     rows = [mixings[group] @ problem.gram[slot] for slot, group in zip(problem.slots, problem.of_head, strict=True)]
     half = torch.cat(rows)  # (h v, D)
     columns = [half[:, slot] @ mixings[group].T for slot, group in zip(problem.slots, problem.of_head, strict=True)]
     gram = torch.cat(columns, 1)
-    crosses = [problem.cross[:, slot] @ mixings[group].T for slot, group in zip(problem.slots, problem.of_head, strict=True)]
+    crosses = [
+        problem.cross[:, slot] @ mixings[group].T for slot, group in zip(problem.slots, problem.of_head, strict=True)
+    ]
     cross, before = torch.cat(crosses, 1), near.flatten(1)
     damped = gram + _RIDGE * gram.diagonal().mean() * torch.eye(gram.shape[0], dtype=gram.dtype)
     step = torch.linalg.solve(damped, (cross - before @ gram).T).T
     output = (before + step).reshape(near.shape)
-    return output, _loss(problem, _times(problem, mixings, output))
+    flat = output.flatten(1)
+    return output, problem.energy + float(((flat @ gram - 2 * cross) * flat).sum())
 
 
 def _mixing_step(problem: _Problem, mixings: Sequence[Tensor], output: Tensor) -> list[Tensor]:
-    """C by conjugate gradients for fixed W: no pass over the text."""
-    whole = [mixing.clone() for mixing in mixings]
-    grams = [output[:, head].T for head in range(output.shape[1])]
+    """C by conjugate gradients for fixed W, no pass over the text: sum_h' W_h^T W_h' C u_h' u_h^T = W_h^T y u_h^T.
 
-    def gradient(step: Sequence[Tensor], target: Tensor | None) -> list[Tensor]:
-        """W^T (target - W step gram) of each group, or W^T W step gram without a target."""
-        image = _times(problem, step, output) @ problem.gram
-        rest = image if target is None else target - image
+    Preconditioned on both sides by the sums over a group's heads, without what couples different heads.
+    """
+    whole = [mixing.clone() for mixing in mixings]
+    flat = output.flatten(1)
+    inner, size = flat.T @ flat, output.shape[2]  # (h v, h v)
+    rows = [slice(head * size, (head + 1) * size) for head in range(output.shape[1])]
+    target = [torch.zeros_like(mixing) for mixing in mixings]
+    left = [torch.zeros(size, size, dtype=flat.dtype) for _ in mixings]
+    right = [torch.zeros(mixing.shape[1], mixing.shape[1], dtype=flat.dtype) for mixing in mixings]
+    for row, slot, group in zip(rows, problem.slots, problem.of_head, strict=True):
+        target[group] += flat[:, row].T @ problem.cross[:, slot]
+        left[group] += inner[row, row]
+        right[group] += problem.gram[slot, slot]
+    left, right = [_inverse(each) for each in left], [_inverse(each) for each in right]
+
+    def image(step: Sequence[Tensor]) -> list[Tensor]:
+        moved = torch.cat(
+            [step[group] @ problem.gram[slot] for slot, group in zip(problem.slots, problem.of_head, strict=True)]
+        )
         found = [torch.zeros_like(mixing) for mixing in mixings]
-        for head, (slot, group) in enumerate(zip(problem.slots, problem.of_head, strict=True)):
-            found[group] += grams[head] @ rest[:, slot]
+        for row, slot, group in zip(rows, problem.slots, problem.of_head, strict=True):
+            found[group] += inner[row] @ moved[:, slot]
         return found
 
-    residual = gradient(whole, problem.cross)
-    direction = [each.clone() for each in residual]
-    size = first = _dot(residual, residual)
+    def eased(rest: Sequence[Tensor]) -> list[Tensor]:
+        return [one @ each @ other for one, each, other in zip(left, rest, right, strict=True)]
+
+    residual = [one - other for one, other in zip(target, image(whole), strict=True)]
+    direction = eased(residual)
+    along = first = _dot(residual, direction)
     for _ in range(_STEPS):
-        if size <= 1e-16 * first or not size:
+        if not along > 1e-12 * first:
             break
-        image = gradient(direction, None)
-        along = _dot(direction, image)
-        if along <= 0:
+        moved = image(direction)
+        curve = _dot(direction, moved)
+        if curve <= 0:
             break
-        step = size / along
-        for at, each in enumerate(direction):
-            whole[at] = whole[at] + step * each
-            residual[at] = residual[at] - step * image[at]
-        new = _dot(residual, residual)
-        direction = [rest + (new / size) * each for rest, each in zip(residual, direction, strict=True)]
-        size = new
+        step = along / curve
+        whole = [each + step * way for each, way in zip(whole, direction, strict=True)]
+        residual = [rest - step * each for rest, each in zip(residual, moved, strict=True)]
+        better = eased(residual)
+        new = _dot(residual, better)
+        direction = [each + (new / along) * way for each, way in zip(better, direction, strict=True)]
+        along = new
     return whole
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    back = root(matrix)[1]
+    return back @ back
 
 
 def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
