@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +33,15 @@ class RegroupedWeights(Mapping[str, Tensor]):
 
     def __init__(self, before: Mapping[str, Tensor]) -> None:
         self._before = before
-        self._folder = tempfile.TemporaryDirectory(prefix="manyheads-")
+        self._folder = Path(tempfile.mkdtemp(prefix="manyheads-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._homes: dict[str, Path] = {}
 
     def add(self, prefix: str, before: Mapping[str, Tensor], weights: HeadWeights) -> None:
         """What the attention `prefix` ("decoder.layers.3.self.") has now, where it had `before`."""
         from safetensors.torch import save_file
 
-        path = Path(self._folder.name) / f"{prefix}safetensors"
+        path = self._folder / f"{prefix}safetensors"
         made = {
             prefix + name: tensor.to(before[name].dtype).contiguous().clone()
             for name, tensor in weights.tensors.items()
