@@ -148,7 +148,8 @@ def calibration_windows(
         raise ManyheadsError(
             "the model has no tokenizer, so it cannot read a calibration text; valid: give token windows"
         )
-    room = length - (tokenizer.num_special_tokens_to_add() if special_tokens else 0)
+    before, behind = _around(tokenizer) if special_tokens else ([], [])
+    room = length - len(before) - len(behind)
     if windows < 1 or room < 2:
         raise ManyheadsError(
             f"{windows} windows of {length} tokens: expected at least one window of two tokens of text"
@@ -164,9 +165,15 @@ def calibration_windows(
         for reading, some in zip(readings, chosen, strict=True)
     )  # fmt: skip
     rows = [each[at] for at in range(max(map(len, chosen))) for each in chosen if at < len(each)]
-    if special_tokens:
-        rows = [tokenizer.build_inputs_with_special_tokens(row) for row in rows]
-    return Calibration(tuple(torch.tensor(row) for row in rows), parts, _notes(parts))
+    return Calibration(tuple(torch.tensor([*before, *row, *behind]) for row in rows), parts, _notes(parts))
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before a text and behind it."""
+    bare = list(tokenized(tokenizer, "a", add_special_tokens=False)["input_ids"])
+    whole = list(tokenized(tokenizer, "a")["input_ids"])
+    at = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
+    return whole[:at], whole[at + len(bare) :]
 
 
 def _windows(tokenizer: Any, reading: Reading, length: int, *, most: int) -> list[list[int]]:
@@ -205,6 +212,6 @@ def _notes(parts: Sequence[TextPart]) -> tuple[str, ...]:
     if most <= _DOMINATES * total:
         return ()
     return (
-        f"{most:,} of {total:,} calibration tokens are of one kind ({kind}); what is fitted on one kind of text can fail on "
-        "any other: add texts of other kinds",
+        f"{most:,} of {total:,} calibration tokens are of one kind ({kind}), and what is fitted on one kind of text can fail "
+        f"on any other: add texts of other kinds",
     )

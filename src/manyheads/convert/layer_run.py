@@ -58,7 +58,7 @@ class LayerRun(AbstractContextManager["LayerRun"]):
         self._ends = torch.tensor([window.numel() for window in self.windows]).cumsum(0).tolist()
         self._now: Tensor | None = None
         self.done = 0
-        self._outer: dict[int, Any] = {}
+        self._outer: dict[tuple[int, int], Any] = {}
         source.holding_surroundings(self.layers[0].path.rpartition(".")[0])
 
     def attention(self, layer: Layer, observer: Observer, *, inside: Callable[[], object] = lambda: None) -> None:
@@ -159,12 +159,17 @@ class LayerRun(AbstractContextManager["LayerRun"]):
 
 @contextmanager
 def _stopping(
-    modules: Sequence[nn.Module], index: int, given: Tensor | None, found: list[Tensor], outer: dict[int, Any]
+    modules: Sequence[nn.Module], index: int, given: Tensor | None, found: list[Tensor], outer: dict[tuple[int, int], Any]
 ) -> Iterator[None]:
     """The layers before `index` hand on what they are given, and `index` itself reads `given` and ends the forward."""
 
     def skipped(at: int) -> Callable[..., Any]:
-        return lambda *arguments, **named: _wrapped(outer.get(at), _hidden(arguments, named))
+        def one(*arguments: Any, **named: Any) -> Any:
+            hidden = _hidden(arguments, named)
+            rest = outer.get((at, hidden.shape[1]))
+            return hidden if rest is None else (hidden, *rest)
+
+        return one
 
     def run(forward: Callable[..., Any]) -> Callable[..., Any]:
         def one(*arguments: Any, **named: Any) -> Any:
@@ -174,8 +179,9 @@ def _stopping(
                 else:
                     named = {**named, "hidden_states": given}
             out = forward(*arguments, **named)
-            outer[index] = out[1:] if isinstance(out, tuple) else None
-            found.append(out[0] if isinstance(out, tuple) else out)
+            hidden, rest = (out[0], out[1:]) if isinstance(out, tuple) else (out, None)
+            outer[index, hidden.shape[1]] = rest  # T5's layers hand on the bias that the first one makes
+            found.append(hidden)
             raise _Enough
 
         return one
@@ -193,11 +199,6 @@ def _stopping(
 def _hidden(arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
     found: Tensor = arguments[0] if arguments else named["hidden_states"]
     return found
-
-
-def _wrapped(rest: Any, hidden: Tensor) -> Any:
-    """What a layer gives, with other hidden states: alone, or before what it gave besides."""
-    return hidden if rest is None else (hidden, *rest)
 
 
 def _device(model: nn.Module) -> torch.device:

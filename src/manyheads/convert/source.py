@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.checkpoints.families import named
 from manyheads.checkpoints.family import Family
 from manyheads.checkpoints.layout import Expected
 from manyheads.checkpoints.reading import Checkpoint, Named, open_model
@@ -121,7 +122,8 @@ def open_source(
 
 def _of_loaded(loaded: Loaded) -> Source:
     store = open_store(loaded.checkpoint)
-    return Source(loaded.model, store.family, store.stack, store, loaded.tokenizer)
+    family = named(loaded.checkpoint.family)  # of the modules: a GGUF file has names of its own
+    return Source(loaded.model, family, store.stack, store, loaded.tokenizer)
 
 
 def _in_memory(model: nn.Module, family: Family, stack: StackSpec) -> Mapping[str, Tensor]:
