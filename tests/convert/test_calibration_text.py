@@ -68,12 +68,16 @@ def test_what_one_text_lacks_the_others_give_and_a_note_says_so(tokenizer: Any) 
 def test_windows_as_an_encoder_reads_them(tiny: Callable[[str], Path]) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny("bert"))
     room = len(tokenizer("")["input_ids"])
-    found = calibration_windows(tokenizer, [reading("one", numbered(0, 100))], windows=2, length=16, special_tokens=True)
+    found = calibration_windows(
+        tokenizer, [reading("one", numbered(0, 100))], windows=2, length=16, special_tokens=True
+    )
     assert {window.numel() for window in found.windows} == {16}
     assert found.parts[0].tokens == 2 * (16 - room)
 
 
-@pytest.mark.parametrize(("text", "asked"), [("x", {}), (numbered(0, 99), {"windows": 0}), (numbered(0, 99), {"length": 1})])
+@pytest.mark.parametrize(
+    ("text", "asked"), [("x", {}), (numbered(0, 99), {"windows": 0}), (numbered(0, 99), {"length": 1})]
+)
 def test_nothing_to_calibrate_on(tokenizer: Any, text: str, asked: dict[str, int]) -> None:
     with pytest.raises(ManyheadsError, match="window"):
         calibration_windows(tokenizer, [reading("one", text)], **{"windows": 2, "length": 16, **asked})

@@ -28,7 +28,9 @@ def layer(heads: int, base: list[int], *, noise: float) -> tuple[HeadWeights, Ke
     turned = torch.stack([keys[b] for b in base]) * torch.randn(heads, 1, 2, generator=draw, dtype=torch.complex128)
     turned = turned + noise * torch.randn(turned.shape, generator=draw, dtype=torch.complex128)
     gram = torch.einsum("ksj,lsj->jkl", turned, turned.conj())
-    moments = KeyMoments(shape, gram.expand(heads, 2, heads, heads).clone(), torch.zeros(heads, 0, 0), torch.zeros(0, 0))
+    moments = KeyMoments(
+        shape, gram.expand(heads, 2, heads, heads).clone(), torch.zeros(heads, 0, 0), torch.zeros(0, 0)
+    )
     values = torch.randn(max(base) + 1, 300, dim, generator=draw, dtype=F64)
     own = torch.cat([values[b] @ torch.randn(dim, dim, generator=draw, dtype=F64) for b in base], 1)
     own = own + noise * torch.randn(own.shape, generator=draw, dtype=F64)

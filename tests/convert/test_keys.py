@@ -65,6 +65,7 @@ def lost(moments: KeyMoments, units: Units, merge: KeyMerge) -> float:
         for head in heads:
             old = units.kv_heads[head // units.size]
             for plane, (one, two) in enumerate(zip(shape.first, shape.second, strict=True)):
+
                 def number(matrix: torch.Tensor, one: int = one, two: int = two) -> torch.Tensor:
                     return torch.complex(matrix[one, one], matrix[two, one])
 

@@ -8,16 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-from support import tiny_transformers as tiny_models
 
+from manyheads.convert.calibration_text import Calibration
 from manyheads.convert.layer_run import LayerRun
 from manyheads.convert.regroup import regroup
-from manyheads.convert.calibration_text import Calibration
 from manyheads.convert.source import open_source
 from manyheads.errors import ConversionError
 from manyheads.models.door.door import Call, open_door
+from support import tiny_transformers as tiny_models
 
-FAMILIES = ("llama", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "bert", "modernbert", "gpt_oss", "t5-encoder", "smollm3-window")
+FAMILIES = (
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "bert",
+    "modernbert",
+    "gpt_oss",
+    "t5-encoder",
+    "smollm3-window",
+)
 
 
 def windows(tokens: int = 24) -> list[torch.Tensor]:
@@ -66,7 +77,9 @@ def test_what_passes_between_layers_is_gone_afterwards(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "bert"])
 def test_weights_read_layer_by_layer_give_the_same_model(tiny: Callable[[str], Path], family: str) -> None:
-    calibration = Calibration(tuple(torch.randint(3, 90, (20,), generator=torch.Generator().manual_seed(n)) for n in range(3)), ())
+    calibration = Calibration(
+        tuple(torch.randint(3, 90, (20,), generator=torch.Generator().manual_seed(n)) for n in range(3)), ()
+    )
     held = regroup(str(tiny(family)), 1, calibration=calibration)
     streamed = regroup(str(tiny(family)), 1, calibration=calibration, layer_by_layer=True)
     assert streamed.stack == held.stack
@@ -79,7 +92,9 @@ def test_a_model_built_without_weights_holds_none_afterwards(tiny: Callable[[str
     with LayerRun(source, windows()) as run:
         with source.holding(run.layers[1].path):
             assert source.model.get_submodule(run.layers[1].path).self_attn.q_proj.weight.device.type == "cpu"
-        layers = [name for name, parameter in source.model.named_parameters() if ".layers." in name and not parameter.is_meta]
+        layers = [
+            name for name, parameter in source.model.named_parameters() if ".layers." in name and not parameter.is_meta
+        ]
     assert layers == []
 
 

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from support import tiny_transformers as tiny
-from support.hidden_heads import hide, write_attention
 
-from manyheads.convert.calibration_text import Calibration
 from manyheads.convert.regroup import regroup
-from manyheads.convert.regrouped_weights import put_into_model
 from manyheads.convert.source import open_source
 from manyheads.errors import ConversionError
+from support import tiny_transformers as tiny
+from support.hidden_heads import hide, write_attention
+from support.regrouping import as_model, difference, kv_heads, windows
 
 # halves, biases, window, softcap and window, interleaved, partial, sinks, none and biases, two-sided, relative buckets
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "cohere", "gptj", "gpt_neox", "glm", "gpt_oss", "gpt2", "opt", "bert",
             "roberta", "modernbert", "phi")  # fmt: skip
-
-
-def windows(count: int = 6, tokens: int = 24) -> Calibration:
-    draw = torch.Generator().manual_seed(3)
-    return Calibration(tuple(torch.randint(3, 90, (tokens,), generator=draw) for _ in range(count)), ())
-
-
-def kv_heads(model: Any) -> int:
-    return open_source(model).stack.main.blocks[0].attentions[0].kv.num_kv_heads
-
-
-def as_model(model: Any, made: Any) -> Any:
-    source, changed = open_source(model), copy.deepcopy(model)
-    put_into_model(changed, source.family, source.stack, made.weights, made.stack)
-    return changed
-
-
-def difference(one: Any, other: Any, name: str) -> float:
-    batch = tiny.inputs(name)
-    wanted = tiny.logits(one, batch)
-    return float((tiny.logits(other, batch) - wanted).abs().max() / wanted.abs().max())
 
 
 @pytest.mark.parametrize("method", ["closed", "layerfit", "mean", "first", "procrustes"])
@@ -115,14 +92,18 @@ def test_a_number_of_heads_for_each_layer() -> None:
 
 def test_counts_that_share_no_old_head() -> None:
     model = tiny.build("gpt2")  # 6 heads
-    made = regroup(tiny.build("llama", num_attention_heads=12, num_key_value_heads=4, head_dim=6), 3, calibration=windows())
+    made = regroup(
+        tiny.build("llama", num_attention_heads=12, num_key_value_heads=4, head_dim=6), 3, calibration=windows()
+    )
     assert made.stack.main.blocks[0].attentions[0].kv.num_kv_heads == 3
     assert sorted(head for group in made.layers[0].groups for head in group) == list(range(12))
     with pytest.raises(ConversionError, match="4 KV heads for 6 query heads and 6 KV heads; valid: 1, 2, 3, 6"):
         regroup(model, 4, calibration=windows())
 
 
-@pytest.mark.parametrize(("name", "said"), [("qwen3", "QK norm"), ("deepseek_v3", "keeps no key/value heads"), ("bart", "one stack")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("qwen3", "QK norm"), ("deepseek_v3", "keeps no key/value heads"), ("bart", "one stack")]
+)
 def test_what_cannot_be_is_refused_with_the_reason(name: str, said: str) -> None:
     with pytest.raises(ConversionError, match=said):
         regroup(tiny.build(name), 1, calibration=windows())

@@ -45,7 +45,9 @@ def fitted(weights: HeadWeights, groups: tuple[tuple[int, ...], ...], rounds: in
     return fit_values(weights, moments, units, groups, mixings, start, rounds=rounds)
 
 
-def error(merge, u: torch.Tensor, y: torch.Tensor, groups: tuple[tuple[int, ...], ...], bias: torch.Tensor | None) -> float:  # type: ignore[no-untyped-def]
+def error(
+    merge, u: torch.Tensor, y: torch.Tensor, groups: tuple[tuple[int, ...], ...], bias: torch.Tensor | None
+) -> float:  # type: ignore[no-untyped-def]
     """The share of the energy of y that the merged values lose, written out."""
     whole = torch.zeros_like(y)
     for group, heads in enumerate(groups):
@@ -90,7 +92,9 @@ def test_values_that_are_images_of_one_lose_nothing(condition: float) -> None:
     for _ in range(K):
         left, _, right = torch.linalg.svd(torch.randn(V, V, generator=draw, dtype=F64))
         maps.append(left @ torch.diag(torch.logspace(0, -float(torch.tensor(condition).log10()), V, dtype=F64)) @ right)
-    weights = HeadWeights(weights.spec, {**weights.tensors, "v": torch.stack([each @ weights["v"][0] for each in maps])})
+    weights = HeadWeights(
+        weights.spec, {**weights.tensors, "v": torch.stack([each @ weights["v"][0] for each in maps])}
+    )
     u, y = gathered(weights)
     merge = fitted(weights, ((0, 1, 2, 3),), 2, u, y)
     assert error(merge, u, y, ((0, 1, 2, 3),), None) < 1e-10

@@ -24,7 +24,9 @@ def factors(positions: Any, head_dim: int, draw: torch.Generator, *, spread: flo
     planes, flat = len(shape.first), len(shape.flat)
     size = (spread * torch.randn(planes, generator=draw, dtype=torch.float64)).exp()
     turn = torch.polar(size, 6.28 * torch.rand(planes, generator=draw, dtype=torch.float64))
-    return shape.matrix(turn, torch.eye(flat, dtype=torch.float64) + 0.3 * torch.randn(flat, flat, generator=draw, dtype=torch.float64))
+    return shape.matrix(
+        turn, torch.eye(flat, dtype=torch.float64) + 0.3 * torch.randn(flat, flat, generator=draw, dtype=torch.float64)
+    )
 
 
 def hide(model: Any, kv_heads: int, *, seed: int = 0) -> tuple[Any, dict[int, list[int]]]:

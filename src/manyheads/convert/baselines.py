@@ -138,12 +138,12 @@ def _turns(gram: Tensor, olds: list[int], size: int) -> list[Tensor]:
     """Orthogonal maps R_g that bring R_g x_g close to their mean."""
     if not size:
         return [torch.zeros(0, 0, dtype=torch.float64)] * len(olds)
-    blocks = [[gram[g * size : (g + 1) * size, l * size : (l + 1) * size] for l in olds] for g in olds]
+    blocks = [[gram[g * size : (g + 1) * size, k * size : (k + 1) * size] for k in olds] for g in olds]
     turns = [torch.eye(size, dtype=torch.float64) for _ in olds]
     for _ in range(_ROUNDS):
         for g in range(len(olds)):
             towards = sum(
-                (turns[l] @ blocks[l][g] for l in range(len(olds)) if l != g),
+                (turns[k] @ blocks[k][g] for k in range(len(olds)) if k != g),
                 torch.zeros(size, size, dtype=torch.float64),
             )
             left, _, right = torch.linalg.svd(towards)

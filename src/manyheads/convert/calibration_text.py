@@ -211,7 +211,8 @@ def _notes(parts: Sequence[TextPart]) -> tuple[str, ...]:
     kind, most = max(by_kind.items(), key=lambda item: item[1])
     if most <= _DOMINATES * total:
         return ()
-    return (
+    note = (
         f"{most:,} of {total:,} calibration tokens are of one kind ({kind}), and what is fitted on one kind of text can fail "
-        f"on any other: add texts of other kinds",
+        "on any other: add texts of other kinds"
     )
+    return (note,)

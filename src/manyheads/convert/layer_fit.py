@@ -91,6 +91,7 @@ class LayerFit:
     settings: FitSettings
     seed: int = 0
     _windows: list[_Window] = field(default_factory=list)
+    _dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         old = self.weights["k"].shape[0]
@@ -101,6 +102,12 @@ class LayerFit:
             )
         model = self.run.source.model
         self.module = model.get_submodule(self.layer.attention)
+        kind = next(self.module.parameters()).dtype
+        self._dtype = torch.float32 if self.run.source.from_files else kind
+        if self._dtype not in (torch.float32, torch.float64):
+            raise ConversionError(
+                f"the layer fit computes gradients, and the model is in {kind}; valid: load it in float32"
+            )
         parameters = dict(self.module.named_parameters())
         names = {f"{self.layer.attention}.{name}" for name in parameters}
         items = attention_items(self.run.source.family, self.run.source.stack, dict(model.named_parameters()))
@@ -118,11 +125,11 @@ class LayerFit:
             self.run.source.holding(self.layer.path),
             open_door(self.run.source.model, implementation=self._attend, mode="eval"),
         ):
-            now = {name: each.to(torch.float32) for name, each in start.tensors.items()}
-            old = {name: each.to(torch.float32) for name, each in self._in_order().tensors.items()}
+            now = {name: each.to(self._dtype) for name, each in start.tensors.items()}
+            old = {name: each.to(self._dtype) for name, each in self._in_order().tensors.items()}
             if self.settings.key_steps:
                 keys = [name for name in ("q", "k", "q.bias", "k.bias") if name in now]
-                whole = {**old, **{name: now[name] for name in keys}}
+                whole = old | {name: now[name] for name in keys}
                 now |= self._descended(
                     whole, keys, self.settings.key_steps, self.settings.key_rate, self.settings.key_kl
                 )
@@ -130,7 +137,7 @@ class LayerFit:
                 merge = values(partial(self._sweep, now))
                 moved = merge.moved_into(self.weights)
                 made = self.weights.changed(self.kv_heads, **moved).permuted(self.order)
-                now |= {name: made[name].to(torch.float32) for name in ("v", "o", "v.bias", "o.bias") if name in now}
+                now |= {name: made[name].to(self._dtype) for name in ("v", "o", "v.bias", "o.bias") if name in now}
             if self.settings.joint_steps:
                 every = [name for name in ("q", "k", "v", "o", "q.bias", "k.bias", "v.bias", "o.bias") if name in now]
                 now |= self._descended(
@@ -141,7 +148,7 @@ class LayerFit:
 
     def loss(self, weights: HeadWeights, *, kl: float = 0.0, most: int = 4) -> float:
         """The mean loss over the first `most` windows."""
-        now = {name: each.to(torch.float32) for name, each in weights.tensors.items()}
+        now = {name: each.to(self._dtype) for name, each in weights.tensors.items()}
         with (
             self.run.source.holding(self.layer.path),
             torch.no_grad(),
@@ -178,7 +185,7 @@ class LayerFit:
 
     def _drawn(self, steps: int) -> Iterator[_Window]:
         """The windows over and over, shuffled each time."""
-        draw, left = random.Random(self.seed), []  # noqa: S311  nothing secret hangs on it
+        draw, left = random.Random(self.seed), list[_Window]()  # noqa: S311  nothing secret hangs on it
         for _ in range(steps):
             left = left or draw.sample(self._windows, len(self._windows))
             yield left.pop()

@@ -159,7 +159,11 @@ class LayerRun(AbstractContextManager["LayerRun"]):
 
 @contextmanager
 def _stopping(
-    modules: Sequence[nn.Module], index: int, given: Tensor | None, found: list[Tensor], outer: dict[tuple[int, int], Any]
+    modules: Sequence[nn.Module],
+    index: int,
+    given: Tensor | None,
+    found: list[Tensor],
+    outer: dict[tuple[int, int], Any],
 ) -> Iterator[None]:
     """The layers before `index` hand on what they are given, and `index` itself reads `given` and ends the forward."""
 
