@@ -32,6 +32,9 @@ from manyheads.models.store.patterns import put_together
 
 __all__ = ["FitSettings", "LayerFit", "Look", "Sweep", "plain_start"]
 
+# Windows on which a fit is held against what it started from.
+_COMPARED = 4
+
 # Calls a function with each window's attention A' (h, t, s) in the old order of heads, old values (k, s, v) and output (t, m).
 Look = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -146,7 +149,7 @@ class LayerFit:
         made = HeadWeights(start.spec, {name: each.to(torch.float64) for name, each in now.items()})
         return made, self.loss(made, most=len(self._windows))
 
-    def loss(self, weights: HeadWeights, *, kl: float = 0.0, most: int = 4) -> float:
+    def loss(self, weights: HeadWeights, *, kl: float = 0.0, most: int = _COMPARED) -> float:
         """The mean loss over the first `most` windows."""
         now = {name: each.to(self._dtype) for name, each in weights.tensors.items()}
         with (
@@ -154,8 +157,7 @@ class LayerFit:
             torch.no_grad(),
             open_door(self.run.source.model, implementation=self._attend, mode="eval"),
         ):
-            found = [float(self._loss(now, window, kl)) for window in self._windows[:most]]
-        return sum(found) / len(found)
+            return self._mean_loss(now, kl, most)
 
     def _in_order(self) -> HeadWeights:
         """The old weights with query heads in the new order, and KV heads as these read them."""
@@ -169,7 +171,7 @@ class LayerFit:
     def _descended(
         self, whole: Mapping[str, Tensor], names: Sequence[str], steps: int, rate: float, kl: float
     ) -> dict[str, Tensor]:
-        """Adam on `names` among the weights `whole`."""
+        """Adam on `names` among the weights `whole`; these as they were where it ends no better than it began."""
         free = {name: whole[name].clone().requires_grad_() for name in names}
         sizes = {name: float(each.detach().square().mean().sqrt()) for name, each in free.items()}
         groups = [{"params": [each], "lr": rate * (sizes[name] or 1e-3)} for name, each in free.items()]
@@ -181,7 +183,14 @@ class LayerFit:
                 self._loss({**whole, **free}, window, kl).backward()
             adam.step()
             slower.step()
-        return {name: each.detach() for name, each in free.items()}
+        made = {name: each.detach() for name, each in free.items()}
+        with torch.no_grad():
+            before, after = (self._mean_loss({**whole, **each}, kl, _COMPARED) for each in ({}, made))
+        return made if after < before else {name: whole[name] for name in names}
+
+    def _mean_loss(self, weights: Mapping[str, Tensor], kl: float, most: int) -> float:
+        found = [float(self._loss(weights, window, kl)) for window in self._windows[:most]]
+        return sum(found) / len(found)
 
     def _drawn(self, steps: int) -> Iterator[_Window]:
         """The windows over and over, shuffled each time."""
