@@ -10,7 +10,7 @@ from manyheads.convert.values import ValueMoments, fit_values, start_values
 from manyheads.spec.attention import AttentionSpec
 
 F64 = torch.float64
-H, K, V, M, T = 4, 4, 3, 10, 400
+H, K, V, M, T = 4, 4, 3, 10, 4000
 
 
 def layer(bias: str = "") -> HeadWeights:
@@ -37,12 +37,12 @@ def fitted(weights: HeadWeights, groups: tuple[tuple[int, ...], ...], rounds: in
     units = Units(1, tuple(range(K)), len(groups))
     olds = {head: units.old_of(group) for group in groups for head in group}
     own = [u[:, h].unflatten(1, (K, V))[:, olds[h]].flatten(1) for h in range(H)]
-    moments = ValueMoments.empty(sum(each.shape[1] for each in own), M)
-    for rows in torch.arange(T).chunk(5):
-        moments.add(torch.cat([each[rows] for each in own], 1), y[rows])
+    halves = [ValueMoments.empty(sum(each.shape[1] for each in own), M) for _ in range(2)]
+    for number, rows in enumerate(torch.arange(T).chunk(8)):
+        halves[number % 2].add(torch.cat([each[rows] for each in own], 1), y[rows])
     grams = [sum(own[h].T @ own[h] for h in group) for group in groups]
     mixings, start, _ = start_values(weights, grams, units, groups)
-    return fit_values(weights, moments, units, groups, mixings, start, rounds=rounds)
+    return fit_values(weights, halves, units, groups, mixings, start, rounds=rounds)
 
 
 def error(

@@ -31,6 +31,7 @@ _MOST_CHARACTERS = 1 << 21
 _LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "pydoc_data")
 _DOMINATES = 0.75
 _BLOCK_CHARACTERS = 4096
+_CHARACTERS_A_TOKEN = 8  # twice what English has, and more than almost any text
 
 Half = Literal["calibration", "held-out"]
 
@@ -177,16 +178,21 @@ def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _windows(tokenizer: Any, reading: Reading, length: int, *, most: int) -> list[list[int]]:
-    """Windows of a text that is not read further than it has to be: a book is not tokenised for its first pages."""
-    text = reading.text
-    # About four characters a token; three times what is needed leaves something to spread over.
-    text = text[: max(1, 3 * 4 * most * length)]
+    """Windows from all over a text: of a long one, each from the beginning of a line in its own part, so that a book is
+    not tokenised for them and not judged by its first pages."""
+    text, room = reading.text, _CHARACTERS_A_TOKEN * length
+    if len(text) <= most * room:
+        pieces = [text]
+    else:
+        starts = [text.find("\n", at * len(text) // most) + 1 for at in range(most)]
+        pieces = [text[start : start + room] for start in starts]
     if not reading.shipped:
-        check_texts(tokenizer, [text])
-    ids = list(tokenized(tokenizer, text, add_special_tokens=False, verbose=False)["input_ids"])
-    rows = [ids[start : start + length] for start in range(0, len(ids), length)]
-    whole = [row for row in rows if len(row) == length]
-    return whole or [row for row in rows if len(row) >= 2]
+        check_texts(tokenizer, pieces)
+    cut = [list(tokenized(tokenizer, piece, add_special_tokens=False, verbose=False)["input_ids"]) for piece in pieces]
+    if len(pieces) > 1:
+        return [ids[:length] for ids in cut if len(ids) >= length]
+    rows = [cut[0][start : start + length] for start in range(0, len(cut[0]), length)]
+    return [row for row in rows if len(row) == length] or [row for row in rows if len(row) >= 2]
 
 
 def _shares(have: Sequence[int], wanted: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -154,7 +155,11 @@ def close_values(
     widths = [len(olds[group]) * size for group in of_head]
     whole = 8 * sum(widths) ** 2 <= _MOMENT_BYTES
     grams = [torch.zeros(len(old) * size, len(old) * size, dtype=torch.float64) for old in olds]
-    moments = ValueMoments.empty(sum(widths) if whole else len(of_head) * size, weights["o"].shape[0])
+    width = sum(widths) if whole else len(of_head) * size
+    halves = [
+        ValueMoments.empty(width, weights["o"].shape[0]) for _ in range(2)
+    ]  # windows of each kind of text in both
+    shown = count()
 
     def gathered(attention: Tensor, values: Tensor) -> list[Tensor]:
         """u_h (t, g v) of each head."""
@@ -164,7 +169,7 @@ def close_values(
     def look(attention: Tensor, values: Tensor, y: Tensor) -> None:
         heads = gathered(attention, values)
         if whole:
-            moments.add(torch.cat(heads, 1), y)
+            halves[next(shown) // 2 % 2].add(torch.cat(heads, 1), y)
             return
         for head, group in zip(heads, of_head, strict=True):
             grams[group] += head.T @ head
@@ -173,13 +178,13 @@ def close_values(
     if whole:
         ends = torch.tensor(widths).cumsum(0).tolist()
         for end, width, group in zip(ends, widths, of_head, strict=True):
-            grams[group] += moments.gram[end - width : end, end - width : end]
+            grams[group] += sum(each.gram[end - width : end, end - width : end] for each in halves)
     mixings, start, _ = start_values(weights, grams, units, groups)
     if not whole:
 
         def shared(attention: Tensor, values: Tensor, y: Tensor) -> None:
             heads = [u @ mixings[group].T for u, group in zip(gathered(attention, values), of_head, strict=True)]
-            moments.add(torch.cat(heads, 1), y)
+            halves[next(shown) // 2 % 2].add(torch.cat(heads, 1), y)
 
         sweep(shared, final=True)
-    return fit_values(weights, moments, units, groups, mixings, start, rounds=rounds, reduced=not whole)
+    return fit_values(weights, halves, units, groups, mixings, start, rounds=rounds, reduced=not whole)

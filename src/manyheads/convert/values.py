@@ -19,14 +19,16 @@ from torch import Tensor
 
 from manyheads.convert.head_weights import HeadWeights, Units
 from manyheads.convert.key_merge import KeyMerge
-from manyheads.convert.small_matrices import root, top_vectors
+from manyheads.convert.small_matrices import one_thread, root, top_vectors
 from manyheads.models.door.door import Call
 from manyheads.ops import softmax
 
 __all__ = ["ValueMerge", "ValueMoments", "fit_values", "merged_attention", "start_values"]
 
-_RIDGE = 1e-4
-_STEPS = 12
+# Shares of the mean of a diagonal; the one that text which it was not fitted on likes best.
+_RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+_RIDGE = 1e-2
+_STEPS = 8
 _CONVERGED = 1e-10
 
 
@@ -68,6 +70,14 @@ class ValueMoments:
     y_sum: Tensor
     y_energy: float = 0.0
     rows: int = 0
+
+    @classmethod
+    def of(cls, parts: Sequence[ValueMoments]) -> ValueMoments:
+        """The sums of several parts of a text."""
+        return cls(
+            sum(each.gram for each in parts), sum(each.cross for each in parts), sum(each.sums for each in parts),
+            sum(each.y_sum for each in parts), sum(each.y_energy for each in parts), sum(each.rows for each in parts),
+        )  # type: ignore[arg-type]  # fmt: skip
 
     @classmethod
     def empty(cls, width: int, d_model: int) -> ValueMoments:
@@ -166,7 +176,7 @@ def start_values(
 
 def fit_values(
     weights: HeadWeights,
-    moments: ValueMoments,
+    halves: Sequence[ValueMoments],
     units: Units,
     groups: Sequence[Sequence[int]],
     mixings: Sequence[Tensor],
@@ -175,38 +185,51 @@ def fit_values(
     rounds: int,
     reduced: bool = False,
 ) -> ValueMerge:
-    """Ridge for W_O, then `rounds` times conjugate gradients for C and ridge again. `reduced`: u is in shared values already."""
-    intercept = weights.spec.bias.o
-    gram, cross, energy = moments.centred() if intercept else (moments.gram, moments.cross, moments.y_energy)
-    problem = _problem(gram, cross, units, groups, weights["o"].shape[2], energy, reduced=reduced)
+    """Ridge for W_O, then up to `rounds` times conjugate gradients for C and ridge again.
+
+    halves   moments of two halves of the text: what is fitted on one is judged on the other, and so the ridge is chosen, and
+             a round taken only where it loses less there
+    reduced  u is in shared values already: W alone is fitted
+    """
+    intercept, size = weights.spec.bias.o, weights["o"].shape[2]
     held = [torch.eye(mixing.shape[0], dtype=torch.float64) for mixing in mixings] if reduced else list(mixings)
-    output, left = _ridge(problem, held, start)
-    for _ in range(0 if reduced else rounds):
-        new = _mixing_step(problem, held, output)
-        after, now = _ridge(problem, new, output)
-        if not now < left * (1 - _CONVERGED):
+    whole = ValueMoments.of(halves)
+    seen = [each for each in halves if each.rows]
+    parts = [_problem(each, units, groups, size, intercept=intercept, reduced=reduced) for each in seen]
+    problem = _problem(whole, units, groups, size, intercept=intercept, reduced=reduced)
+    ridge, judged = _best_ridge([_reduced(part, held) for part in parts], start)
+    output = _solved(_reduced(problem, held), start, ridge)
+    for _ in range(0 if reduced or len(parts) < 2 else rounds):
+        tried = [_mixing_step(part, held, output) for part in parts]
+        again = [
+            (_reduced(part, own), _reduced(other, own))
+            for part, other, own in zip(parts, reversed(parts), tried, strict=True)
+        ]
+        now = sum(_lost(other, _solved(own, output, ridge)) for own, other in again)
+        if not now < judged * (1 - _CONVERGED):
             break
-        held, output, left = new, after, now
+        held, judged = _mixing_step(problem, held, output), now
+        output = _solved(_reduced(problem, held), output, ridge)
+    fitted = _reduced(problem, held)
     final = list(mixings) if reduced else held
     o_bias = weights.get("o.bias")
     if intercept and o_bias is not None:
-        n = max(moments.rows, 1)
-        fitted = _times(problem, held, output) @ (moments.sums / n)
-        o_bias = o_bias + moments.y_sum / n - fitted
+        n = max(whole.rows, 1)
+        o_bias = o_bias + whole.y_sum / n - _times(problem, held, output) @ (whole.sums / n)
     mixing = _spread_out(final, units, groups, weights["v"].shape[0])
-    return ValueMerge(mixing, output, o_bias, max(left, 0.0) / max(energy, 1e-300))
+    return ValueMerge(mixing, output, o_bias, max(_lost(fitted, output), 0.0) / max(problem.energy, 1e-300))
 
 
 def _problem(
-    gram: Tensor,
-    cross: Tensor,
+    moments: ValueMoments,
     units: Units,
     groups: Sequence[Sequence[int]],
     size: int,
-    energy: float,
     *,
+    intercept: bool,
     reduced: bool,
 ) -> _Problem:
+    gram, cross, energy = moments.centred() if intercept else (moments.gram, moments.cross, moments.y_energy)
     of_head = {head: group for group, members in enumerate(groups) for head in units.heads_of(members)}
     widths = [size * (1 if reduced else len(units.old_of(groups[of_head[head]]))) for head in range(len(of_head))]
     ends = torch.tensor(widths).cumsum(0).tolist()
@@ -228,21 +251,54 @@ def _times(problem: _Problem, mixings: Sequence[Tensor], output: Tensor) -> Tens
     return torch.cat([output[:, head] @ mixings[group] for head, group in enumerate(problem.of_head)], 1)
 
 
-def _ridge(problem: _Problem, mixings: Sequence[Tensor], near: Tensor) -> tuple[Tensor, float]:
-    """The W that is best for C, held near `near` where the text says little, and its loss."""
-    rows = [mixings[group] @ problem.gram[slot] for slot, group in zip(problem.slots, problem.of_head, strict=True)]
-    half = torch.cat(rows)  # (h v, D)
-    columns = [half[:, slot] @ mixings[group].T for slot, group in zip(problem.slots, problem.of_head, strict=True)]
-    gram = torch.cat(columns, 1)
-    crosses = [
-        problem.cross[:, slot] @ mixings[group].T for slot, group in zip(problem.slots, problem.of_head, strict=True)
-    ]
-    cross, before = torch.cat(crosses, 1), near.flatten(1)
-    damped = gram + _RIDGE * gram.diagonal().mean() * torch.eye(gram.shape[0], dtype=gram.dtype)
-    step = torch.linalg.solve(damped, (cross - before @ gram).T).T
-    output = (before + step).reshape(near.shape)
+@dataclass(frozen=True, eq=False)
+class _Reduced:
+    """Moments of shared values c_h = C u_h: gram (h v, h v), cross (m, h v), and |y|^2."""
+
+    gram: Tensor
+    cross: Tensor
+    energy: float
+
+
+def _reduced(problem: _Problem, mixings: Sequence[Tensor]) -> _Reduced:
+    each = list(zip(problem.slots, problem.of_head, strict=True))
+    half = torch.cat([mixings[group] @ problem.gram[slot] for slot, group in each])  # (h v, D)
+    gram = torch.cat([half[:, slot] @ mixings[group].T for slot, group in each], 1)
+    cross = torch.cat([problem.cross[:, slot] @ mixings[group].T for slot, group in each], 1)
+    return _Reduced(gram, cross, problem.energy)
+
+
+def _lost(moments: _Reduced, output: Tensor) -> float:
+    """|y - W c|^2."""
     flat = output.flatten(1)
-    return output, problem.energy + float(((flat @ gram - 2 * cross) * flat).sum())
+    return moments.energy + float(((flat @ moments.gram - 2 * moments.cross) * flat).sum())
+
+
+def _solved(moments: _Reduced, near: Tensor, ridge: float) -> Tensor:
+    """The W that loses least, held near `near` where the text says little."""
+    damped = moments.gram + ridge * moments.gram.diagonal().mean() * torch.eye(len(moments.gram), dtype=near.dtype)
+    before = near.flatten(1)
+    step = torch.linalg.solve(damped, (moments.cross - before @ moments.gram).T).T
+    return (before + step).reshape(near.shape)
+
+
+def _best_ridge(halves: Sequence[_Reduced], near: Tensor) -> tuple[float, float]:
+    """(ridge, what it loses) of those in `_RIDGES` that lose least of one half when fitted on the other."""
+    if len(halves) < 2:
+        return _RIDGE, float("inf")
+    lost = dict.fromkeys(_RIDGES, 0.0)
+    for own, other in zip(halves, reversed(halves), strict=True):
+        with one_thread():
+            values, vectors = torch.linalg.eigh(own.gram)
+        before = near.flatten(1)
+        target = (own.cross - before @ own.gram) @ vectors
+        # Both moments of the other half in these directions, once for all ridges.
+        gram, cross = vectors.T @ other.gram @ vectors, (other.cross - before @ other.gram) @ vectors
+        first = _lost(other, near)
+        for ridge in _RIDGES:
+            step = target / (values.clamp_min(0) + ridge * own.gram.diagonal().mean()).clamp_min(1e-300)
+            lost[ridge] += first + float(((step @ gram - 2 * cross) * step).sum())
+    return min(lost.items(), key=lambda item: item[1])
 
 
 def _mixing_step(problem: _Problem, mixings: Sequence[Tensor], output: Tensor) -> list[Tensor]:
@@ -261,21 +317,30 @@ def _mixing_step(problem: _Problem, mixings: Sequence[Tensor], output: Tensor) -
         target[group] += flat[:, row].T @ problem.cross[:, slot]
         left[group] += inner[row, row]
         right[group] += problem.gram[slot, slot]
-    left, right = [_inverse(each) for each in left], [_inverse(each) for each in right]
+    # A change of C is held back where the values of the text vary little, as one of W is.
+    damping = [_RIDGE / len(rows) * float(each.diagonal().mean()) for each in right]
+    metric = [each.clone() for each in left]
+    right = [
+        _inverse(each + d * len(rows) * torch.eye(len(each), dtype=each.dtype))
+        for each, d in zip(right, damping, strict=True)
+    ]
+    left = [_inverse(each) for each in left]
 
-    def image(step: Sequence[Tensor]) -> list[Tensor]:
+    def image(step: Sequence[Tensor], *, held: bool = True) -> list[Tensor]:
         moved = torch.cat(
             [step[group] @ problem.gram[slot] for slot, group in zip(problem.slots, problem.of_head, strict=True)]
         )
         found = [torch.zeros_like(mixing) for mixing in mixings]
         for row, slot, group in zip(rows, problem.slots, problem.of_head, strict=True):
             found[group] += inner[row] @ moved[:, slot]
+        if held:
+            return [each + d * one @ way for each, d, one, way in zip(found, damping, metric, step, strict=True)]
         return found
 
     def eased(rest: Sequence[Tensor]) -> list[Tensor]:
         return [one @ each @ other for one, each, other in zip(left, rest, right, strict=True)]
 
-    residual = [one - other for one, other in zip(target, image(whole), strict=True)]
+    residual = [one - other for one, other in zip(target, image(whole, held=False), strict=True)]
     direction = eased(residual)
     along = first = _dot(residual, direction)
     for _ in range(_STEPS):
