@@ -25,7 +25,7 @@ def layer(bias: str = "") -> HeadWeights:
 def gathered(weights: HeadWeights, *, offset: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
     """u (t, h, k v), as heads of different attention would gather it, and y (t, m) of the own value of each."""
     draw = torch.Generator().manual_seed(1)
-    x = torch.randn(T, H, M, generator=draw, dtype=F64) + offset
+    x = torch.randn(T, 1, M, generator=draw, dtype=F64) + 0.5 * torch.randn(T, H, M, generator=draw, dtype=F64) + offset
     u = torch.einsum("thm,kvm->thkv", x, weights["v"])
     if (bias := weights.get("v.bias")) is not None:
         u = u + bias

@@ -146,6 +146,10 @@ class LayerFit:
                 now |= self._descended(
                     now, every, self.settings.joint_steps, self.settings.joint_rate, self.settings.joint_kl
                 )
+            first = {name: each.to(self._dtype) for name, each in start.tensors.items()}
+            with torch.no_grad():
+                lost = [self._mean_loss(each, self.settings.joint_kl, _COMPARED) for each in (first, now)]
+            now = now if lost[1] < lost[0] else first
         made = HeadWeights(start.spec, {name: each.to(torch.float64) for name, each in now.items()})
         return made, self.loss(made, most=len(self._windows))
 
