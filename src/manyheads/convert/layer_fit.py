@@ -151,7 +151,7 @@ class LayerFit:
                 lost = [self._mean_loss(each, self.settings.joint_kl, _COMPARED) for each in (first, now)]
             now = now if lost[1] < lost[0] else first
         made = HeadWeights(start.spec, {name: each.to(torch.float64) for name, each in now.items()})
-        return made, self.loss(made, most=len(self._windows))
+        return made, self.loss(made)
 
     def loss(self, weights: HeadWeights, *, kl: float = 0.0, most: int = _COMPARED) -> float:
         """The mean loss over the first `most` windows."""
