@@ -132,7 +132,7 @@ def _costs(weights: HeadWeights, keys: KeyMoments, spread: Tensor, units: Units)
     """The cost of a group: shares of energy beyond one key and one value."""
     size, flat = weights["o"].shape[2], len(keys.shape.flat)
     by_old = [list(range(k * size, (k + 1) * size)) for k in range(weights["v"].shape[0])]
-    values_total = _value_energy(weights, spread, units, range(len(units.kv_heads)), by_old)[1]
+    values_total = sum(_value_energy(weights, spread, units, (unit,), by_old)[1] for unit in range(len(units.kv_heads)))
     keys_total = sum(
         float(keys.turning[head, :, old, old].real.sum())
         for unit, old in enumerate(units.kv_heads) for head in units.heads(unit)
