@@ -82,7 +82,13 @@ def held_out(
         longer = 2 * length
         if beyond is None and not special_tokens and (not most_tokens or longer <= most_tokens):
             beyond = _of(
-                tokenizer, half, reading, "like the calibration text", max(windows // 2, 1), longer, special_tokens
+                tokenizer,
+                half,
+                reading,
+                "like the calibration text",
+                max(windows // 2, 1),
+                longer,
+                special_tokens=False,
             )
             whole = tuple(window for window in beyond.windows if len(window) == longer)
             beyond = HeldOut(beyond.text, beyond.kind, beyond.sha256, whole, length) if whole else None
