@@ -136,7 +136,7 @@ def encoder(arguments: argparse.Namespace) -> None:
     calibration = Calibration(tuple(torch.tensor(loaded.tokenizer(row)["input_ids"][:128]) for row in rows), ())
     print(f"calibration: {len(rows)} sentences, {calibration.tokens:,} tokens")
     for method in arguments.methods.split(","):
-        for kv_heads in (6, 4, 3, 2, 1):
+        for kv_heads in arguments.sizes:
             made = regroup(source, kv_heads, method=method, calibration=calibration, value_rounds=arguments.rounds)
             model = copy.deepcopy(loaded.model)
             put_into_model(model, source.family, source.stack, made.weights, made.stack)
@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2: measure that instead")
     parser.add_argument("--web", type=Path, help="the folder of the sword module engWEB2015eb")
     parser.add_argument("--kv-heads", type=int, default=1)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[6, 4, 3, 2, 1], help="KV heads of the encoder")
     parser.add_argument("--methods", default="closed")
     parser.add_argument("--calibrate", default="shipped,docs", help="of shipped, docs, web")
     parser.add_argument("--windows", type=int, default=16)

@@ -17,7 +17,7 @@ from manyheads.convert.keys import KeyMoments, merge_keys
 from manyheads.convert.layer_fit import Look, Sweep
 from manyheads.convert.layer_run import Layer, LayerRun
 from manyheads.convert.small_matrices import one_thread
-from manyheads.convert.values import ValueMerge, ValueMoments, fit_values, merged_attention, start_values
+from manyheads.convert.values import ValueMerge, ValueMoments, fit_values, merged_attention, start_values, token_weights
 from manyheads.errors import ConversionError
 from manyheads.models.door.door import Call
 
@@ -169,7 +169,7 @@ def close_values(
     def look(attention: Tensor, values: Tensor, y: Tensor) -> None:
         heads = gathered(attention, values)
         if whole:
-            halves[next(shown) // 2 % 2].add(torch.cat(heads, 1), y)
+            halves[next(shown) // 2 % 2].add(torch.cat(heads, 1), y, token_weights(y))
             return
         for head, group in zip(heads, of_head, strict=True):
             grams[group] += head.T @ head
@@ -184,7 +184,7 @@ def close_values(
 
         def shared(attention: Tensor, values: Tensor, y: Tensor) -> None:
             heads = [u @ mixings[group].T for u, group in zip(gathered(attention, values), of_head, strict=True)]
-            halves[next(shown) // 2 % 2].add(torch.cat(heads, 1), y)
+            halves[next(shown) // 2 % 2].add(torch.cat(heads, 1), y, token_weights(y))
 
         sweep(shared, final=True)
     return fit_values(weights, halves, units, groups, mixings, start, rounds=rounds, reduced=not whole)

@@ -23,7 +23,7 @@ from manyheads.convert.small_matrices import one_thread, root, top_vectors
 from manyheads.models.door.door import Call
 from manyheads.ops import softmax
 
-__all__ = ["ValueMerge", "ValueMoments", "fit_values", "merged_attention", "start_values"]
+__all__ = ["ValueMerge", "ValueMoments", "fit_values", "merged_attention", "start_values", "token_weights"]
 
 # Shares of the mean of a diagonal; the one that text which it was not fitted on likes best.
 _RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
@@ -61,7 +61,7 @@ class ValueMerge:
 class ValueMoments:
     """Sums over the calibration text of u, all heads one after the other (their old values, or shared ones), and of y.
 
-    gram (D, D): u u^T;  cross (m, D): y u^T;  sums (D,) and y_sum (m,);  y_energy: |y|^2;  rows: tokens
+    gram (D, D): u u^T;  cross (m, D): y u^T;  sums (D,) and y_sum (m,);  y_energy: |y|^2;  rows: tokens; all of them weighted
     """
 
     gram: Tensor
@@ -69,7 +69,7 @@ class ValueMoments:
     sums: Tensor
     y_sum: Tensor
     y_energy: float = 0.0
-    rows: int = 0
+    rows: float = 0.0
 
     @classmethod
     def of(cls, parts: Sequence[ValueMoments]) -> ValueMoments:
@@ -88,22 +88,32 @@ class ValueMoments:
             torch.zeros(width, dtype=f64), torch.zeros(d_model, dtype=f64),
         )  # fmt: skip
 
-    def add(self, u: Tensor, y: Tensor) -> None:
-        """u (t, D) and y (t, m) of some tokens, in float64."""
-        _add_gram(self.gram, u)
-        self.cross += y.T @ u
-        self.sums += u.sum(0)
-        self.y_sum += y.sum(0)
-        self.y_energy += float((y * y).sum())
-        self.rows += u.shape[0]
+    def add(self, u: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
+        """u (t, D) and y (t, m) of some tokens, in float64; `weight` (t,): how much each counts, one without."""
+        some = torch.ones(len(u), dtype=u.dtype) if weight is None else weight
+        scale = some.sqrt().unsqueeze(1)
+        rows, out = u * scale, y * scale
+        _add_gram(self.gram, rows)
+        self.cross += out.T @ rows
+        self.sums += some @ u
+        self.y_sum += some @ y
+        self.y_energy += float((out * out).sum())
+        self.rows += float(some.sum())
 
     def centred(self) -> tuple[Tensor, Tensor, float]:
         """(gram, cross, y_energy) without the means: what is left for an attention whose bias takes these."""
-        n = max(self.rows, 1)
+        n = max(self.rows, 1e-300)
         mean, y_mean = self.sums / n, self.y_sum / n
         gram = self.gram - n * torch.outer(mean, mean)
         cross = self.cross - n * torch.outer(y_mean, mean)
         return gram, cross, self.y_energy - n * float(y_mean @ y_mean)
+
+
+def token_weights(y: Tensor) -> Tensor:
+    """(t,): a token's error counts by the size of its output, down to the usual size: a few tokens with outputs of a hundred
+    times that, as the first ones have, would decide the fit, and the norms behind them take their size away again."""
+    energy = (y * y).sum(1)
+    return 1 / (energy + energy.median()).clamp_min(1e-300)
 
 
 _BLOCK = 512
@@ -214,7 +224,7 @@ def fit_values(
     final = list(mixings) if reduced else held
     o_bias = weights.get("o.bias")
     if intercept and o_bias is not None:
-        n = max(whole.rows, 1)
+        n = max(whole.rows, 1e-300)
         o_bias = o_bias + whole.y_sum / n - _times(problem, held, output) @ (whole.sums / n)
     mixing = _spread_out(final, units, groups, weights["v"].shape[0])
     return ValueMerge(mixing, output, o_bias, max(_lost(fitted, output), 0.0) / max(problem.energy, 1e-300))
