@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from manyheads.convert.record import ConversionReport
 from manyheads.cost.price_record import Price
 from manyheads.heads.overview.record import HeadsOverview
 from manyheads.heads.pruning.record import PruningReport
@@ -167,6 +168,12 @@ PAGES = (
         "prune-json.md", "The object of `manyheads prune --json`", PruningReport,
         "`manyheads.heads.pruning.run.pruning` returns the same as a frozen value. A head is an address, `layer:head` counted from 0 "
         "as in the model before its first pruning. What the words mean: [pruning.md](pruning.md).",
+    ),
+    Page(
+        "convert-json.md", "The object of `manyheads convert --json`, which is conversion.json too", ConversionReport,
+        "`manyheads.convert.run.convert` returns the same as a frozen value. Losses are in nats a token, ratios are of perplexities. "
+        "What the words mean: [convert.md](convert.md).",
+        "Exit status: 0 done, 1 it loses more than `--max-ratio` and nothing was written, 2 the request or the input is wrong.",
     ),
 )  # fmt: skip
 

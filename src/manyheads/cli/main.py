@@ -42,6 +42,7 @@ VERBS = {
     "cost": "the price of a model: parameters, cache, bytes and time, and what other heads would cost",
     "xray": "a real model run on real text, and the predicted price checked against what it holds",
     "prune": "heads removed for real: by hand, by a budget or by gates; what that saves and loses",
+    "convert": "fewer key/value heads: what that saves and loses, and a model that stock software loads",
     "explain": "which path attention would take on a CPU, layer by layer, and why",
     "heads": "where each head of a model looks, what its role is, and how much it matters",
     "models": "the census of known models: list, filter, sort",

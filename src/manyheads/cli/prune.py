@@ -67,8 +67,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints what goes, what that saves and what it loses; writes the smaller model where a folder is named."""
     from manyheads.checkpoints import open_model
-    from manyheads.heads.pruning import check_folder
     from manyheads.models.load.text import read_text, shipped_text
+    from manyheads.models.store.output_folder import check_folder
     from manyheads.quoting import shown_path
 
     if options.assume:

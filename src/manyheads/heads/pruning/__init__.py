@@ -11,12 +11,11 @@ if TYPE_CHECKING:
     from manyheads.heads.pruning.export import export_pruned, load_pruned
     from manyheads.heads.pruning.exported import Exported
     from manyheads.heads.pruning.loss_change import LossChange, measure_loss_change
-    from manyheads.heads.pruning.output_folder import check_folder
     from manyheads.heads.pruning.plan import Plan
     from manyheads.heads.pruning.remove import Pruned, mask, prune
 
 __all__ = [
-    "Exported", "LossChange", "Plan", "Pruned", "check_folder", "choose_heads", "compare_with_init",
+    "Exported", "LossChange", "Plan", "Pruned", "choose_heads", "compare_with_init",
     "export_pruned", "load_pruned", "mask", "measure_loss_change", "prune",
 ]  # fmt: skip
 
@@ -25,7 +24,6 @@ _HOMES = {
     "export": ("export_pruned", "load_pruned"),
     "exported": ("Exported",),
     "loss_change": ("LossChange", "measure_loss_change"),
-    "output_folder": ("check_folder",),
     "plan": ("Plan",),
     "remove": ("Pruned", "mask", "prune"),
 }

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from manyheads.checkpoints.locate import Located
 from manyheads.checkpoints.pruned import Pruning, read_pruning
 from manyheads.checkpoints.reading import Checkpoint, Named, open_model
 from manyheads.cost.dtypes import dtype as format_of
@@ -32,7 +31,6 @@ from manyheads.heads.model_spec import about_removing, stated_stack
 from manyheads.heads.pruning.export_card import card, record
 from manyheads.heads.pruning.export_forms import AUTO, Form, choose_form
 from manyheads.heads.pruning.exported import Exported
-from manyheads.heads.pruning.output_folder import check_folder, folder_of
 from manyheads.heads.pruning.plan import Plan, make_plan
 from manyheads.heads.pruning.provenance import CARD_NAME, REPORT_NAME, Source, source_of
 from manyheads.heads.pruning.random_inputs import logits_of
@@ -42,6 +40,8 @@ from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import open_door
 from manyheads.models.load.companion_files import read_beside
 from manyheads.models.load.model import Loaded, load
+from manyheads.models.load.weights_folder import name_of, weights_folder
+from manyheads.models.store.output_folder import check_folder
 from manyheads.models.store.read import Store, open_store
 from manyheads.models.store.write import Written, write_store
 from manyheads.quoting import shown_path
@@ -89,9 +89,9 @@ def export_pruned(
     loaded = loaded or load(checkpoint, say=say)
     find_attentions(loaded.model)  # refuses, naming it, a model whose heads nobody could mask
     with part_folder(os.path.join(tempfile.gettempdir(), "model")) as scratch:
-        place = _folder_of(located, loaded, scratch, say)
+        place = weights_folder(located, loaded, scratch, say)
         with open_store(checkpoint if place == located.folder else place) as store:
-            settings, name = dict(store.checkpoint.config or {}), _name_of(located)
+            settings, name = dict(store.checkpoint.config or {}), name_of(located)
             plan, chosen = _chosen(store, settings, heads, form, name)
             say(f"reading {name} once for its hash, and writing the {chosen.name} form: {chosen.why}")
             known = source_of(name, located, place, pruned=_record(settings, name) is not None)
@@ -114,29 +114,6 @@ def load_pruned(
             f"{shown_path(text)}: its config.json has no record of removed heads; transformers loads it as it is"
         )
     return load(checkpoint, dtype=dtype, device=device, say=say)
-
-
-def _name_of(model: Located) -> str:
-    """A model as its user knows it, wherever its files lie: a hub id, or the name of a folder or file."""
-    if model.kind == "hub":
-        return model.text
-    path = Path(os.path.abspath(folder_of(model) or model.text))
-    return shown_path(path.stem if model.kind == "gguf" else path.name)
-
-
-def _folder_of(located: Located, loaded: Loaded, scratch: str, say: Say) -> str:
-    """Where weights and configuration lie that can be written on: of a GGUF file, its dequantised copy."""
-    if own := folder_of(located):
-        return own
-    if located.kind == "hub":
-        return loaded.source
-    if loaded.kept:
-        return loaded.kept
-    say("saving the dequantised model for a moment")
-    loaded.model.save_pretrained(scratch)
-    if loaded.tokenizer is not None:
-        loaded.tokenizer.save_pretrained(scratch)
-    return scratch
 
 
 def _record(settings: Mapping[str, Any], source: str) -> Pruning | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from manyheads.checkpoints.pruned import Pruning
 from manyheads.heads.address import format_heads
 from manyheads.heads.left_out import NotMeasured
-from manyheads.heads.pruning.provenance import REPORT_NAME, SCHEMA, Source
+from manyheads.heads.pruning.provenance import REPORT_NAME, SCHEMA, Source, front_matter, licence_text
 from manyheads.heads.pruning.record import HowChosen, Losses
 from manyheads.heads.pruning.savings import is_smaller
 from manyheads.models.surroundings import versions
-from manyheads.quoting import one_line, shown_path
+from manyheads.quoting import shown_path
 from manyheads.report.jsonform import as_json
 
 if TYPE_CHECKING:
@@ -76,18 +75,10 @@ def card(found: Exported, source: Source, choice: HowChosen) -> str:
         f"```python\n{load}\n```",
         f"Made from {source.name}{f', commit {source.revision}' if source.revision else ''}:",
         "\n".join(f"- {shown_path(file['name'])}, sha256 {file['sha256']}" for file in source.files),
-        _licence(source),
+        licence_text(source),
         f"Written by manyheads {versions()['manyheads']}.",
     ]
-    return _front(source) + "\n\n".join(parts) + "\n"
-
-
-def _front(source: Source) -> str:
-    """The block of a card that programs read; a JSON value is a YAML value."""
-    rows = dict(source.licence) | ({"base_model": source.name} if source.revision else {})
-    return (
-        "".join(["---\n", *(f"{key}: {json.dumps(value)}\n" for key, value in rows.items()), "---\n\n"]) if rows else ""
-    )
+    return front_matter(source) + "\n\n".join(parts) + "\n"
 
 
 def _heads(found: Exported, source: Source) -> list[str]:
@@ -133,14 +124,3 @@ def _checked(found: Exported, name: str) -> str:
     if found.checked != "float32":
         told += f" and {found.float32_difference:.1e} in float32, whose rounding this model magnifies"
     return f"{told}."
-
-
-def _licence(source: Source) -> str:
-    said = source.licence.get("license")
-    said = one_line(", ".join(said) if isinstance(said, list) else said or "", 200)
-    files = f" (text: {', '.join(map(shown_path, sorted(source.licence_files)))})" if source.licence_files else ""
-    if said or files:
-        return (
-            f"License: {said or 'as below'}{files}, carried over from {source.name}, whose intended use holds here too."
-        )
-    return f"{source.name} states no license here; whatever its license and intended use are, they hold for this model too."

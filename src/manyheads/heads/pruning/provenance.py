@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -16,9 +17,9 @@ from manyheads.checkpoints.locate import Located
 from manyheads.checkpoints.safetensors_header import read_sharded
 from manyheads.errors import CheckpointError
 from manyheads.models.load.dequantised import file_sha256
-from manyheads.quoting import shown_path
+from manyheads.quoting import one_line, shown_path
 
-__all__ = ["CARD_NAME", "REPORT_NAME", "SCHEMA", "Source", "source_of"]
+__all__ = ["CARD_NAME", "REPORT_NAME", "SCHEMA", "Source", "front_matter", "licence_text", "source_of"]
 
 SCHEMA = "manyheads.pruning/1"
 REPORT_NAME, CARD_NAME = "pruning.json", "README.md"
@@ -159,3 +160,23 @@ def _licence_files(folder: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in paths if _small(str(path))}
     except OSError as error:
         raise CheckpointError(f"{shown_path(error.filename)}: cannot be read ({error.strerror or error})") from None
+
+
+def front_matter(source: Source) -> str:
+    """The block of a card that programs read; a JSON value is a YAML value."""
+    rows = dict(source.licence) | ({"base_model": source.name} if source.revision else {})
+    return (
+        "".join(["---\n", *(f"{key}: {json.dumps(value)}\n" for key, value in rows.items()), "---\n\n"]) if rows else ""
+    )
+
+
+def licence_text(source: Source) -> str:
+    """A sentence of a card about the licence that goes where the model goes."""
+    said = source.licence.get("license")
+    said = one_line(", ".join(said) if isinstance(said, list) else said or "", 200)
+    files = f" (text: {', '.join(map(shown_path, sorted(source.licence_files)))})" if source.licence_files else ""
+    if said or files:
+        return (
+            f"License: {said or 'as below'}{files}, carried over from {source.name}, whose intended use holds here too."
+        )
+    return f"{source.name} states no license here; whatever its license and intended use are, they hold for this model too."

@@ -1,0 +1,1 @@
+"""Smaller models of the same kind: fewer key/value heads, and what that loses."""
