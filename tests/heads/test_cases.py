@@ -29,12 +29,12 @@ from manyheads.heads.gates import train_gates  # noqa: E402
 from manyheads.heads.page.maps import head_maps  # noqa: E402
 from manyheads.heads.page.widgets import maps_widget  # noqa: E402
 from manyheads.heads.pruning import choose_heads, export_pruned, load_pruned, mask  # noqa: E402
-from manyheads.heads.pruning.random_inputs import logits_of  # noqa: E402
 from manyheads.heads.roles.induction import induction_scores  # noqa: E402
 from manyheads.heads.statistics import HeadStatistics, head_statistics  # noqa: E402
 from manyheads.models.door import attentions as door_attentions  # noqa: E402
 from manyheads.models.door import door as doors  # noqa: E402
 from manyheads.models.door.door import open_door  # noqa: E402
+from manyheads.models.random_inputs import logits_of  # noqa: E402
 from support import tiny_transformers as tiny  # noqa: E402
 from support.alibi_model import AlibiModel  # noqa: E402
 from support.padding import padded  # noqa: E402

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyheads.convert.record import ConversionReport, TextLoss
-from manyheads.heads.pruning.provenance import CARD_NAME, Source, front_matter, licence_text
+from manyheads.models.store.provenance import CARD_NAME, Source, front_matter, licence_text
 from manyheads.models.surroundings import versions
 from manyheads.quoting import shown_path
 

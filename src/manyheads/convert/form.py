@@ -12,7 +12,7 @@ from typing import Any
 from manyheads.convert.record import Host
 from manyheads.errors import ConversionError
 from manyheads.heads.model_spec import stated_stack
-from manyheads.heads.pruning.export_forms import uniform_settings
+from manyheads.models.store.head_counts import uniform_settings
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["ModelForm", "choose_form"]

@@ -35,15 +35,15 @@ from manyheads.cost.parameters import stored_parameters
 from manyheads.cost.workload import Workload
 from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.model_spec import stated_stack
-from manyheads.heads.pruning.provenance import Source as Origin
-from manyheads.heads.pruning.provenance import source_of
-from manyheads.heads.pruning.random_inputs import logits_of
 from manyheads.models.load.companion_files import read_beside
 from manyheads.models.load.model import Loaded, load
 from manyheads.models.load.text import Reading
 from manyheads.models.load.weights_folder import name_of, weights_folder
+from manyheads.models.random_inputs import logits_of
 from manyheads.models.resident_bytes import Inputs, measure_cache, prompt_length
 from manyheads.models.store.output_folder import check_folder
+from manyheads.models.store.provenance import Source as Origin
+from manyheads.models.store.provenance import source_of
 from manyheads.models.store.read import open_store
 from manyheads.models.store.write import write_store
 from manyheads.report.files import folder_appearing

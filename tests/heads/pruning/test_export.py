@@ -25,10 +25,10 @@ from manyheads.checkpoints.locate import Located  # noqa: E402
 from manyheads.errors import BackendError, CheckpointError, ConversionError, ManyheadsError  # noqa: E402
 from manyheads.heads.pruning import export as exporting  # noqa: E402
 from manyheads.heads.pruning import export_pruned, load_pruned, mask  # noqa: E402
-from manyheads.heads.pruning.random_inputs import logits_of, random_batch  # noqa: E402
 from manyheads.heads.pruning.record import HowChosen, Losses  # noqa: E402
 from manyheads.models.door.door import open_door  # noqa: E402
 from manyheads.models.load.model import load  # noqa: E402
+from manyheads.models.random_inputs import logits_of, random_batch  # noqa: E402
 from manyheads.models.resident_bytes import Inputs, measure_cache  # noqa: E402
 from manyheads.models.store.output_folder import check_folder  # noqa: E402
 from manyheads.report.jsonform import as_json  # noqa: E402

@@ -32,8 +32,6 @@ from manyheads.heads.pruning.export_card import card, record
 from manyheads.heads.pruning.export_forms import AUTO, Form, choose_form
 from manyheads.heads.pruning.exported import Exported
 from manyheads.heads.pruning.plan import Plan, make_plan
-from manyheads.heads.pruning.provenance import CARD_NAME, REPORT_NAME, Source, source_of
-from manyheads.heads.pruning.random_inputs import logits_of
 from manyheads.heads.pruning.record import UNMEASURED, HowChosen
 from manyheads.heads.pruning.remove import PrunedWeights, by_stack, mask
 from manyheads.models.door.attentions import find_attentions
@@ -41,7 +39,9 @@ from manyheads.models.door.door import open_door
 from manyheads.models.load.companion_files import read_beside
 from manyheads.models.load.model import Loaded, load
 from manyheads.models.load.weights_folder import name_of, weights_folder
+from manyheads.models.random_inputs import logits_of
 from manyheads.models.store.output_folder import check_folder
+from manyheads.models.store.provenance import CARD_NAME, REPORT_NAME, Source, source_of
 from manyheads.models.store.read import Store, open_store
 from manyheads.models.store.write import Written, write_store
 from manyheads.quoting import shown_path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from manyheads.checkpoints.pruned import Pruning
 from manyheads.heads.address import format_heads
 from manyheads.heads.left_out import NotMeasured
-from manyheads.heads.pruning.provenance import REPORT_NAME, SCHEMA, Source, front_matter, licence_text
 from manyheads.heads.pruning.record import HowChosen, Losses
 from manyheads.heads.pruning.savings import is_smaller
+from manyheads.models.store.provenance import REPORT_NAME, SCHEMA, Source, front_matter, licence_text
 from manyheads.models.surroundings import versions
 from manyheads.quoting import shown_path
 from manyheads.report.jsonform import as_json

@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.checkpoints.config import read_config
-from manyheads.checkpoints.pruned import FORMS, KEY, FormName, Pruning, attention_at, places, shrunk
-from manyheads.errors import CheckpointError, ConversionError, ManyheadsError
+from manyheads.checkpoints.pruned import FORMS, KEY, FormName, Pruning, attention_at, shrunk
+from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.model_spec import stated_stack
 from manyheads.heads.pruning.plan import Plan, cannot_shrink
+from manyheads.models.store.head_counts import softmax_attentions, uniform_settings
 from manyheads.quoting import shown
-from manyheads.spec.attention import AttentionSpec
-from manyheads.spec.kv import State
 from manyheads.spec.stack import StackSpec
 
-__all__ = ["AUTO", "Form", "choose_form", "uniform_settings"]
+__all__ = ["AUTO", "Form", "choose_form"]
 
 AUTO = "auto"
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def _uniform(plan: Plan, settings: Mapping[str, Any], stated: StackSpec) -> tupl
         return Form("uniform", pruning, made, stack, f"{counts}{filled}; the Llama class refuses these counts, the Mistral class "
                     "computes the same and loads them"), ""  # fmt: skip
     kind = settings.get("model_type", "its")
-    sizes = sorted({spec.head_dim for spec in _softmax(then)})
+    sizes = sorted({spec.head_dim for spec in softmax_attentions(then)})
     size = " or ".join(str(each) for each in sizes)
     return None, f"no configuration that the {kind} class takes says {counts}, of {size} numbers each"
 
@@ -135,68 +132,6 @@ def _full_layer(plan: Plan) -> str:
             return f"layer {layer} of the {role} still needs all {full[0]} heads and {full[1]} key/value heads"
     most_groups, most_queries = (max(size[at] for size in plan.sizes.values()) for at in (0, 1))
     return f"one layer needs {most_groups} groups and another {most_queries} heads in a group, which is all there are"
-
-
-def uniform_settings(settings: Mapping[str, Any], stated: StackSpec, then: StackSpec) -> dict[str, Any] | None:
-    """The settings that turn a configuration of `stated` into one of `then`, None where no counts can say it.
-
-    Tried by reading the changed configuration and by transformers' own class: a family that derives the size of a head
-    from the number of heads, or whose class refuses the counts, has no way to say it.
-    """
-    counts = {(spec.num_heads, getattr(spec.kv, "num_kv_heads", spec.num_heads)) for spec in _softmax(then)}
-    if len(counts) != 1:
-        return None
-    heads, kv_heads = counts.pop()
-    sizes = {spec.head_dim for spec in _softmax(stated)}
-    changed: dict[str, Any] = {key: heads for key in _HEADS if key in settings}
-    changed |= {key: kv_heads for key in _KV_HEADS if settings.get(key) is not None}
-    if heads != kv_heads and "num_key_value_heads" not in settings:
-        changed["num_key_value_heads"] = kv_heads
-    if len(sizes) == 1 and "d_kv" not in settings and "kv_lora_rank" not in settings:
-        changed["head_dim"] = sizes.pop()
-    return changed if _says({**settings, **changed}, then) else None
-
-
-def _softmax(stack: StackSpec) -> list[AttentionSpec]:
-    """The attentions whose heads can go: all but the linear ones."""
-    return [spec for _, _, spec in places(stack) if not isinstance(spec.kv, State)]
-
-
-def _says(settings: Mapping[str, Any], stack: StackSpec) -> bool:
-    """Whether a configuration describes `stack`, to us and once transformers' class has read it."""
-    import transformers
-
-    try:
-        if read_config(settings).stack != stack:
-            return False
-        kind = transformers.CONFIG_MAPPING[str(settings.get("model_type"))]
-        own = kind.from_dict(dict(settings))
-        return not _derives_head_dim(own, stack) and read_config(own.to_dict()).stack == stack
-    except CheckpointError:
-        return False
-    except Exception:  # noqa: BLE001  each class of transformers refuses counts in its own way
-        return False
-
-
-def _derives_head_dim(config: Any, stack: StackSpec) -> bool:
-    """Whether modules would be built with another head size: what a class does not know, it keeps and does not use."""
-    import torch
-    import transformers
-
-    for name in config.architectures or ():
-        kind = getattr(transformers, name, None)
-        if kind is None:
-            continue
-        with torch.device("meta"):
-            model = kind(config)
-        from manyheads.checkpoints.families import named
-        from manyheads.models.load.resize import attention_items
-
-        parameters = dict(model.named_parameters())
-        family = named(read_config(config.to_dict()).family)
-        items = attention_items(family, stack, parameters)
-        return any(name in parameters and tuple(parameters[name].shape) != item.shape for name, item in items.items())
-    return False
 
 
 def _as_mistral(settings: Mapping[str, Any], stated: StackSpec, then: StackSpec) -> dict[str, Any] | None:

@@ -21,13 +21,13 @@ from manyheads.cost.parameters import stored_parameters
 from manyheads.errors import BackendError, ConversionError
 from manyheads.heads.address import Heads, addresses
 from manyheads.heads.model_spec import Described, describe, model_settings
-from manyheads.heads.pruning.export_forms import uniform_settings
 from manyheads.heads.pruning.plan import ByStack, Plan, cannot_shrink, make_plan, now_held
 from manyheads.heads.pruning.savings import heads_text, why_nothing
 from manyheads.models.door.attentions import find_attentions
 from manyheads.models.door.door import Call
 from manyheads.models.load.resize import attention_items, resize
 from manyheads.models.shared_memory import overlapping
+from manyheads.models.store.head_counts import uniform_settings
 from manyheads.models.store.patterns import put_together, take_apart
 from manyheads.spec.inventory import Weight, weights
 from manyheads.spec.stack import StackSpec
