@@ -15,3 +15,11 @@ def _one_thread(one_thread: None) -> None:
 @pytest.fixture(autouse=True)
 def _one_kernel(one_kernel: None) -> None:
     """For every test of this folder."""
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention by torch alone, where what a cache keeps is looked at and not who reads it."""
+    from manyheads.kernels import backend
+
+    monkeypatch.setattr(backend, "_NUMBA", False)

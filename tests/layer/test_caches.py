@@ -350,6 +350,7 @@ def test_gradients_flow_through_a_cache(name: str, kind: str) -> None:
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "kind"), [*PAIRS, ("cross", "growing")])
 def test_bytes_are_the_cost_models(name: str, kind: str, dtype: str) -> None:
@@ -388,6 +389,7 @@ def test_bytes_are_those_of_the_tensors(name: str) -> None:
         assert cache.resident_bytes <= sum(storages.values()) <= most
 
 
+@pytest.mark.usefixtures("no_kernels")
 def test_eight_bits_of_heads_of_32_take_what_q8_0_takes() -> None:
     """32 numbers and a 16-bit scale, as a block of ggml's q8_0 (case O78: 34 bytes for 32)."""
     spec = AttentionSpec.gqa(96, 6, 2, head_dim=32)

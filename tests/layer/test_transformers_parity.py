@@ -95,7 +95,7 @@ def cases(names: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "pieces", "padded"), cases(WIDE))
+@pytest.mark.parametrize(("name", "pieces", "padded"), some(cases(WIDE), 2))
 def test_in_float64_through_sdpa(
     name: str, pieces: str, padded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
