@@ -11,6 +11,7 @@ import hashlib
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +62,7 @@ class Calibration:
         return sum(window.numel() for window in self.windows)
 
 
+@cache
 def documentation() -> Reading:
     """The docstrings of Python's standard library that are prose, file by file in the order of their names, imported nowhere.
 

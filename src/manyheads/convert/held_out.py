@@ -7,6 +7,7 @@ import hashlib
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class HeldOut:
     scored_from: int = 1
 
 
+@cache
 def source_code() -> Reading:
     """Code of Python's standard library without its docstrings and comments: nothing like it is calibrated on by default."""
     folder = Path(sysconfig.get_paths()["stdlib"])
