@@ -1,7 +1,4 @@
-"""How a regrouped model can be written: its own class with fewer KV heads where that can be, else its KV heads repeated.
-
-choose_form(settings, stack, source="config")        # what config.json says, and which software loads it
-"""
+"""How a regrouped model can be written: its own class with fewer KV heads where that can be, else its KV heads repeated."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
 """A model of transformers run one layer at a time over many windows of text: only what passes between layers is kept.
 
-    with LayerRun(source, windows) as run:
-        for layer in run.layers:
-            run.attention(layer, look)      # as often as needed: this layer's attention alone
-            run.advance(layer)              # the whole layer, whose outputs the next one reads
-
 The model's own forward makes what a layer is called with (masks, angles), with the layers before it skipped; what they gave
 lies in a file that is mapped into memory, so that memory does not grow with the text. Every layer reads what the original
 model gives it.

@@ -1,7 +1,9 @@
 """A model with another number of KV heads: MHA or GQA to fewer of them, or up again, exactly.
 
-    made = regroup("path/to/model", 1)
-    write_store("smaller", made.weights, config=..., stack=made.stack)
+    from manyheads.convert.regroup import regroup
+
+    made = regroup("path/to/model", 1, method="mean")
+    made.stack, made.weights                # what it is now; `models.store.write.write_store` takes them
 
 Layer by layer: moments of the layer's own queries, keys and values on the original model's activations, the grouping that
 loses least, shared keys, then shared values under the attention that the new keys give.

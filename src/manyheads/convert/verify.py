@@ -1,7 +1,5 @@
 """What a conversion loses: the original and the converted model on the same held-out tokens, in one run.
 
-    verify(original, converted, held)       # a TextLoss for each text
-
 Never one average: by text, within and beyond the calibrated length, by kind of token, with the spread over windows.
 """
 
