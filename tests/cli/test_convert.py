@@ -8,6 +8,7 @@ import os
 import pytest
 
 from manyheads.cli.main import main
+from support import tiny_models
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -92,12 +93,21 @@ def test_wrong_input_is_one_line_and_nothing_is_written(capsys, here, llama, wor
     assert sorted(os.listdir(here)) == before
 
 
-def test_attention_without_kv_heads_is_refused(capsys, here) -> None:
-    from support import tiny_models
+def test_a_model_of_few_positions_is_asked_no_longer_texts(capsys, here) -> None:
+    """GPT-2: a class without a count of KV heads, so they are repeated, and the report says that nothing is saved."""
+    folder = tiny_models.save("gpt2", here / "gpt2")
+    status, out, err = run(
+        capsys, folder, "--kv-heads", 1, "--windows", 4, "--accept-loss", "--output", "out", "--json"
+    )
+    assert status == 0, err
+    told = json.loads(out)
+    assert {each["small_cache"] for each in told["hosts"]} == {False}
+    assert told["weight_bytes"] == told["weight_bytes_before"]
+    assert transformers.GPT2LMHeadModel.from_pretrained("out").config.n_head == 4
 
-    folder = tiny_models.save("deepseek_v3", here / "mla") if "deepseek_v3" in tiny_models.FAMILIES else None
-    if folder is None:
-        pytest.skip("no tiny MLA model with a tokenizer")
+
+def test_attention_without_kv_heads_is_refused(capsys, here) -> None:
+    folder = tiny_models.save("deepseek_v3", here / "mla")
     status, _, err = run(capsys, folder, "--kv-heads", 1)
     assert status == 2
     assert "mla, which keeps no key/value heads" in err

@@ -227,12 +227,13 @@ class _Run:
         request, loaded = self.request, self.loaded
         held = reads[1] if reads else ()
         original, converted = loaded.model, load(str(part)).model
+        limit = source.stack.most_tokens or 0
         language = source.stack.decoder is not None and source.stack.head != "none"
         losses = verify(original, converted, held, say=self.say) if language else ()
         cosine = embedding_cosine(original, converted, held) if held and not language else None
         self.say("probes and samples")
-        asked = probes(original, converted, seed=request.seed) if language else ()
-        told = samples(original, converted, loaded.tokenizer, held) if language and held else ()
+        asked = probes(original, converted, most_tokens=limit, seed=request.seed) if language else ()
+        told = samples(original, converted, loaded.tokenizer, held, most_tokens=limit) if language and held else ()
         ratio = max((each.ratio for each in losses), default=None)
         accepted = request.accept_loss or ratio is None or ratio <= request.most_ratio
         kinds = format_of(self.dtype)

@@ -22,8 +22,8 @@ from manyheads.heads.significance import mean_interval
 __all__ = ["embedding_cosine", "probes", "samples", "verify"]
 
 _RARE = 0.1
-_INDUCTION = "loss on random tokens that stood 64 tokens before in the same order, in nats a token"
-_RECALL = "share of 16 pairs of random tokens whose second is found the likeliest when the first comes again"
+_INDUCTION = "loss on random tokens that come a second time in the same order, in nats a token"
+_RECALL = "share of pairs of random tokens whose second is found the likeliest when the first comes again"
 
 Say = Callable[[str], None]
 
@@ -146,12 +146,15 @@ def embedding_cosine(original: Any, converted: Any, held: Sequence[HeldOut]) -> 
     return math.fsum(found) / len(found)
 
 
-def probes(original: Any, converted: Any, *, seed: int = 0) -> tuple[Probe, ...]:
-    """Induction and recall on random tokens, before and after."""
+def probes(original: Any, converted: Any, *, most_tokens: int = 0, seed: int = 0) -> tuple[Probe, ...]:
+    """Induction and recall on random tokens, before and after; `most_tokens`: that the models read, 0 for any number."""
     vocabulary = int(original.get_input_embeddings().weight.shape[0])
     draw = torch.Generator().manual_seed(seed)
-    once = torch.randint(vocabulary, (4, 64), generator=draw)
-    pairs = torch.randint(vocabulary, (4, 32), generator=draw)
+    half, listed = min(64, most_tokens // 2 or 64), min(32, (most_tokens - 2) // 8 * 8 if most_tokens else 32)
+    if listed < 8:
+        return ()
+    once = torch.randint(vocabulary, (4, half), generator=draw)
+    pairs = torch.randint(vocabulary, (4, listed), generator=draw)
     copied = [_induction(model, once) for model in (original, converted)]
     found = [_recall(model, pairs) for model in (original, converted)]
     return Probe("induction", copied[0], copied[1], _INDUCTION), Probe("recall", found[0], found[1], _RECALL)
@@ -179,14 +182,16 @@ def _recall(model: Any, pairs: Tensor) -> float:
 
 
 def samples(
-    original: Any, converted: Any, tokenizer: Any, held: Sequence[HeldOut], *, tokens: int = 24
+    original: Any, converted: Any, tokenizer: Any, held: Sequence[HeldOut], *, most_tokens: int = 0, tokens: int = 24
 ) -> tuple[Sample, ...]:
-    """Greedy continuations of the first 32 tokens of a window of each text."""
+    """Greedy continuations of the first 32 tokens of a window of each text, or of half of what the models read."""
     found = []
+    begin = min(32, most_tokens // 2 or 32)
+    tokens = min(tokens, most_tokens - begin) if most_tokens else tokens
     for text in held:
         if text.scored_from > 1:
             continue
-        prompt = text.windows[0][:32]
+        prompt = text.windows[0][:begin]
         before, after = (_continued(model, prompt, tokens) for model in (original, converted))
         found.append(Sample(*(tokenizer.decode(ids) for ids in (prompt.tolist(), before, after))))
     return tuple(found)
