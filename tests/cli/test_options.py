@@ -332,8 +332,11 @@ def test_closed_words_are_those_of_the_library() -> None:
     assert ("model", *DTYPES, "int8") == CACHE_DTYPES
     pytest.importorskip("transformers")
     pytest.importorskip("numba")
+    from manyheads.cli import convert as convert_verb
+    from manyheads.convert.regroup import METHODS as CONVERSIONS
     from manyheads.heads.overview.run import IMPORTANCE
     from manyheads.heads.pruning.run import METHODS
 
+    assert convert_verb.METHODS == CONVERSIONS
     assert (*IMPORTANCES, "none") == IMPORTANCE
     assert METHODS[:-1] == IMPORTANCES

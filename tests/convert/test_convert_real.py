@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.checkpoints.pruned import places
+from manyheads.checkpoints.pruned import places, prefix_of
 from manyheads.convert.calibration_text import calibration_windows, documentation, split_blocks
 from manyheads.convert.regroup import regroup
-from manyheads.convert.regrouped_weights import prefix_of, put_into_model
+from manyheads.convert.regrouped_weights import put_into_model
 from manyheads.convert.source import Source, open_source
 from support.hidden_heads import factors, write_attention
 from support.sweeps import some

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from manyheads.checkpoints.pruned import places
+from manyheads.checkpoints.pruned import places, prefix_of
 from manyheads.convert.key_merge import planes_of
-from manyheads.convert.regrouped_weights import prefix_of
 from manyheads.convert.source import open_source
 from manyheads.models.load.resize import attention_items
 from manyheads.models.store.patterns import put_together

@@ -9,7 +9,7 @@ the form "compact" do the files hold other counts than the rest of the configura
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -28,9 +28,12 @@ __all__ = [
     "Pruning",
     "attention_at",
     "places",
+    "prefix_in",
+    "prefix_of",
     "read_pruning",
     "read_record",
     "shrunk",
+    "with_attentions",
 ]
 
 KEY = "manyheads_pruning"
@@ -105,6 +108,31 @@ def attention_at(stack: StackSpec, stage: str, layer: int) -> AttentionSpec | No
     return next((spec for name, index, spec in places(stack) if (name, index) == (stage, layer)), None)
 
 
+def with_attentions(stack: StackSpec, change: Callable[[AttentionSpec, str, int], AttentionSpec]) -> StackSpec:
+    """`stack` with what `change` makes of each attention, its stage and its layer."""
+
+    def block_of(block: Block, role: str, layer: int) -> Block:
+        made = tuple(change(a, role if a is block.attention else "cross", layer) for a in block.attentions)
+        return replace(block, attentions=made)
+
+    stacks = tuple(
+        replace(each, blocks=tuple(block_of(block, each.role, index) for index, block in enumerate(each.blocks)))
+        for each in stack.stacks
+    )
+    return replace(stack, stacks=stacks)
+
+
+def prefix_of(stage: str, layer: int) -> str:
+    """How the canonical names of an attention's weights begin."""
+    return f"decoder.layers.{layer}.cross." if stage == "cross" else f"{stage}.layers.{layer}.self."
+
+
+def prefix_in(name: str) -> str:
+    """The beginning of a canonical name that is its attention's, "" of a weight of no attention."""
+    parts = (part for part in (".self.", ".cross.") if part in name)
+    return next((name[: name.rfind(part) + len(part)] for part in parts), "")
+
+
 def shrunk(stack: StackSpec, pruning: Pruning) -> StackSpec:
     """`stack` with as many heads in each attention as `pruning` has slots for."""
 
@@ -115,15 +143,7 @@ def shrunk(stack: StackSpec, pruning: Pruning) -> StackSpec:
         kv = replace(spec.kv, num_kv_heads=len(heads.kv_slots)) if isinstance(spec.kv, Heads) else spec.kv
         return replace(spec, num_heads=len(heads.slots), kv=kv)
 
-    def block_of(block: Block, role: str, layer: int) -> Block:
-        kept = tuple(smaller(a, role if a is block.attention else "cross", layer) for a in block.attentions)
-        return replace(block, attentions=kept)
-
-    stacks = tuple(
-        replace(each, blocks=tuple(block_of(block, each.role, index) for index, block in enumerate(each.blocks)))
-        for each in stack.stacks
-    )
-    return replace(stack, stacks=stacks)
+    return with_attentions(stack, smaller)
 
 
 def read_pruning(config: Mapping[str, Any], stack: StackSpec, *, source: str = "config") -> Pruning | None:

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,17 +83,10 @@ def held_out(
         )
         longer = 2 * length
         if beyond is None and not special_tokens and (not most_tokens or longer <= most_tokens):
-            beyond = _of(
-                tokenizer,
-                half,
-                reading,
-                "like the calibration text",
-                max(windows // 2, 1),
-                longer,
-                special_tokens=False,
-            )
-            whole = tuple(window for window in beyond.windows if len(window) == longer)
-            beyond = HeldOut(beyond.text, beyond.kind, beyond.sha256, whole, length) if whole else None
+            few = max(windows // 2, 1)
+            long = _of(tokenizer, half, reading, "like the calibration text", few, longer, special_tokens=False)
+            whole = tuple(window for window in long.windows if len(window) == longer)
+            beyond = replace(long, windows=whole, scored_from=length) if whole else None
     code = source_code()
     found.append(_of(tokenizer, code, code, "foreign", windows, length, special_tokens=special_tokens))
     return (*found, beyond) if beyond is not None else tuple(found)

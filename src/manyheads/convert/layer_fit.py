@@ -24,6 +24,7 @@ from manyheads.checkpoints.layout import Expected
 from manyheads.convert import baselines
 from manyheads.convert.head_weights import HeadWeights, Units
 from manyheads.convert.layer_run import Layer, LayerRun
+from manyheads.convert.regrouped_weights import repeated_in_place
 from manyheads.convert.values import ValueMerge
 from manyheads.errors import ConversionError
 from manyheads.models.door.door import Call, open_door
@@ -253,11 +254,7 @@ class LayerFit:
 
         def whole(name: str) -> Tensor:
             own = name.removeprefix(self.prefix)
-            tensor = weights[own]
-            per_head = own.startswith("k_norm.") and tensor.dim() > 1
-            if own in ("k", "k.bias", "v", "v.bias") or per_head:
-                tensor = tensor.repeat_interleave(old // tensor.shape[0], 0)
-            return tensor
+            return repeated_in_place(own, weights[own], old)
 
         return {
             name.removeprefix(f"{self.layer.attention}."): self._put_together(name, item, whole)

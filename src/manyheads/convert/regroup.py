@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from manyheads.checkpoints.pruned import places
+from manyheads.checkpoints.pruned import places, prefix_of
 from manyheads.checkpoints.reading import Checkpoint, Named
 from manyheads.convert import baselines
 from manyheads.convert.calibration_text import Calibration, calibration_windows
@@ -27,7 +27,7 @@ from manyheads.convert.closed_form import Made, align, close, close_values
 from manyheads.convert.head_weights import HeadWeights, Units, check_heads, units_of
 from manyheads.convert.layer_fit import FitSettings, LayerFit, plain_start
 from manyheads.convert.layer_run import Layer, LayerRun
-from manyheads.convert.regrouped_weights import RegroupedWeights, prefix_of, regrouped_stack
+from manyheads.convert.regrouped_weights import RegroupedWeights, regrouped_stack
 from manyheads.convert.source import Source, open_source
 from manyheads.errors import ConversionError
 from manyheads.models.load.model import Loaded

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.checkpoints.family import Family
-from manyheads.checkpoints.pruned import places
+from manyheads.checkpoints.pruned import places, prefix_in, prefix_of, with_attentions
 from manyheads.convert.head_weights import HeadWeights
 from manyheads.errors import ConversionError
 from manyheads.models.load.resize import attention_items
 from manyheads.models.store.patterns import put_together
 from manyheads.spec.attention import AttentionSpec
 from manyheads.spec.kv import Heads
-from manyheads.spec.stack import Block, StackSpec
+from manyheads.spec.stack import StackSpec
 
-__all__ = ["RegroupedWeights", "prefix_of", "put_into_model", "regrouped_stack", "repeated"]
+__all__ = ["RegroupedWeights", "put_into_model", "regrouped_stack", "repeated", "repeated_in_place"]
+
+_OVER_KV_HEADS = frozenset({"k", "k.bias", "v", "v.bias"})
 
 
 class RegroupedWeights(Mapping[str, Tensor]):
@@ -77,15 +79,7 @@ def regrouped_stack(stack: StackSpec, kv_heads: Mapping[tuple[str, int], int]) -
             return spec
         return replace(spec, kv=replace(spec.kv, num_kv_heads=count))
 
-    def block_of(block: Block, role: str, layer: int) -> Block:
-        return replace(block, attentions=tuple(
-            changed(each, role if each is block.attention else "cross", layer) for each in block.attentions
-        ))  # fmt: skip
-
-    return replace(stack, stacks=tuple(
-        replace(each, blocks=tuple(block_of(block, each.role, index) for index, block in enumerate(each.blocks)))
-        for each in stack.stacks
-    ))  # fmt: skip
+    return with_attentions(stack, changed)
 
 
 def repeated(weights: Mapping[str, Tensor], now: StackSpec, then: StackSpec) -> Mapping[str, Tensor]:
@@ -99,23 +93,19 @@ def repeated(weights: Mapping[str, Tensor], now: StackSpec, then: StackSpec) -> 
 class _Repeated(Mapping[str, Tensor]):
     def __init__(self, weights: Mapping[str, Tensor], now: StackSpec, then: StackSpec) -> None:
         self._weights = weights
-        self._times: dict[str, int] = {}
+        self._kv_heads: dict[str, int] = {}
         later = {(role, layer): spec for role, layer, spec in places(then)}
         for role, layer, spec in places(now):
             other = later[role, layer]
             if isinstance(spec.kv, Heads) and isinstance(other.kv, Heads):
-                self._times[prefix_of(role, layer)] = _times(spec.kv.num_kv_heads, other.kv.num_kv_heads)
-        self._axis_names = {"k", "k.bias", "v", "v.bias"}
+                _check_multiple(spec.kv.num_kv_heads, other.kv.num_kv_heads)
+                self._kv_heads[prefix_of(role, layer)] = other.kv.num_kv_heads
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._weights[name]
-        begin = next((b for b in (name[: name.rfind(p) + len(p)] for p in (".self.", ".cross.") if p in name)), "")
-        times = self._times.get(begin, 1)
-        own = name.removeprefix(begin)
-        per_head = own.startswith("k_norm.") and tensor.dim() > 1
-        if times == 1 or (own not in self._axis_names and not per_head):
+        begin, tensor = prefix_in(name), self._weights[name]
+        if begin not in self._kv_heads:
             return tensor
-        return tensor.repeat_interleave(times, 0)
+        return repeated_in_place(name.removeprefix(begin), tensor, self._kv_heads[begin])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -124,15 +114,16 @@ class _Repeated(Mapping[str, Tensor]):
         return len(self._weights)
 
 
-def prefix_of(role: str, layer: int) -> str:
-    """How the weights of an attention begin."""
-    return f"decoder.layers.{layer}.cross." if role == "cross" else f"{role}.layers.{layer}.self."
+def repeated_in_place(own: str, tensor: Tensor, kv_heads: int) -> Tensor:
+    """A weight by its name inside an attention; with `kv_heads` KV heads, each repeated in its place, where it runs over these."""
+    per_head = own.startswith("k_norm.") and tensor.dim() > 1
+    over_kv_heads = own in _OVER_KV_HEADS or per_head
+    return tensor.repeat_interleave(kv_heads // tensor.shape[0], 0) if over_kv_heads else tensor
 
 
-def _times(now: int, then: int) -> int:
+def _check_multiple(now: int, then: int) -> None:
     if then % now:
         raise ConversionError(f"{now} KV heads cannot be repeated to {then}; valid: a multiple of {now}")
-    return then // now
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ The tables (`convert.tables`) and the JSON are functions of the record that it r
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -19,20 +20,20 @@ from typing import Any
 
 import torch
 
+from manyheads.checkpoints.pruned import places
 from manyheads.checkpoints.reading import Checkpoint
 from manyheads.convert.calibration_text import Calibration, calibration_texts, calibration_windows, split_blocks
 from manyheads.convert.card import CARD_NAME, REPORT_NAME, card
 from manyheads.convert.form import ModelForm, choose_form
+from manyheads.convert.head_weights import check_heads
 from manyheads.convert.held_out import HeldOut, held_out
 from manyheads.convert.record import CacheSizes, ConversionReport, WrittenModel
 from manyheads.convert.regroup import Method, Regrouped, regroup
 from manyheads.convert.regrouped_weights import put_into_model, regrouped_stack, repeated
 from manyheads.convert.source import Source, open_source
 from manyheads.convert.verify import embedding_cosine, probes, samples, verify
-from manyheads.cost.dtypes import dtype as format_of
-from manyheads.cost.model import cache_bytes
-from manyheads.cost.parameters import stored_parameters
-from manyheads.cost.workload import Workload
+from manyheads.cost.model import cache_bytes_a_token
+from manyheads.cost.parameters import stored_bytes
 from manyheads.errors import ConversionError, ManyheadsError
 from manyheads.heads.model_spec import stated_stack
 from manyheads.models.load.companion_files import read_beside
@@ -49,7 +50,6 @@ from manyheads.models.store.write import write_store
 from manyheads.report.files import folder_appearing
 from manyheads.report.jsonform import as_json
 from manyheads.report.parts import part_folder
-from manyheads.spec.inventory import weights as inventory
 from manyheads.spec.kv import Heads
 from manyheads.spec.stack import StackSpec
 
@@ -107,30 +107,25 @@ def convert(request: Request, *, say: Say = lambda _: None) -> ConversionReport:
         with open_store(store) as opened:
             settings = dict(opened.checkpoint.config or {})
             form = choose_form(settings, _then(settings, request.kv_heads, checkpoint.name), source=checkpoint.name)
-            if target is not None:
-                _check_room(target, opened.stack, opened.checkpoint.weight_dtype or "fp32")
             dtype = opened.checkpoint.weight_dtype or "fp32"
+            if target is not None:
+                _check_room(target, opened.stack, dtype)
         return _Run(request, loaded, form, place, dtype, target, say, began).report()
 
 
 def _check_counts(stack: StackSpec, kv_heads: int) -> None:
-    from manyheads.checkpoints.pruned import places
-    from manyheads.convert.head_weights import check_heads
-
     for _, _, spec in places(stack):
         check_heads(spec, kv_heads)
 
 
 def _then(settings: dict[str, Any], kv_heads: int, name: str) -> StackSpec:
-    from manyheads.checkpoints.pruned import places
-
     stated = stated_stack(settings, source=name)
     return regrouped_stack(stated, {(role, layer): kv_heads for role, layer, _ in places(stated)})
 
 
 def _check_room(target: Path, stack: StackSpec, dtype: str) -> None:
     """Raises ManyheadsError where the disk has no room for a model as large as this one."""
-    wanted = int(format_of(dtype).bytes(stored_parameters(inventory(stack))))
+    wanted = stored_bytes(stack, dtype)
     holder = next(each for each in (target, *target.parents) if each.exists())
     free = shutil.disk_usage(holder).free
     if free < wanted:
@@ -160,8 +155,9 @@ class _Run:
         length = min(request.context, limit) if limit else request.context
         reads = self._reads(texts, length, special_tokens=encoder)
         made = regroup(
-            source, request.kv_heads, method=request.method, calibration=reads[0], seed=request.seed, say=self.say,
-        ) if reads else regroup(source, request.kv_heads, method=request.method, seed=request.seed, say=self.say)  # fmt: skip
+            source, request.kv_heads, method=request.method, calibration=reads[0] if reads else None, seed=request.seed,
+            say=self.say,
+        )  # fmt: skip
         try:
             with self._folder() as part:
                 written = self._written(part, made)
@@ -236,10 +232,7 @@ class _Run:
         told = samples(original, converted, loaded.tokenizer, held, most_tokens=limit) if language and held else ()
         ratio = max((each.ratio for each in losses), default=None)
         accepted = request.accept_loss or ratio is None or ratio <= request.most_ratio
-        kinds = format_of(self.dtype)
-        before, after = (
-            int(kinds.bytes(stored_parameters(inventory(each)))) for each in (made.before, self.form.stack)
-        )
+        before, after = (stored_bytes(each, self.dtype) for each in (made.before, self.form.stack))
         spec = made.before.main.blocks[0].attentions[0]
         assert isinstance(spec.kv, Heads)
         settings = self.form.settings
@@ -283,8 +276,6 @@ def _unmeasured(*, language: bool, held: bool) -> str:
 
 def _apart(source: Source, made: Regrouped, converted: Any, original: Any, seed: int) -> float:
     """The largest difference of the written model's logits from those of the weights put into the model in memory."""
-    import copy
-
     model = copy.deepcopy(original)
     put_into_model(model, source.family, source.stack, made.weights, made.stack)
     with torch.inference_mode():
@@ -299,7 +290,7 @@ def _apart(source: Source, made: Regrouped, converted: Any, original: Any, seed:
 
 
 def _cache(original: Any, converted: Any, before: StackSpec, after: StackSpec, held: Sequence[HeldOut]) -> CacheSizes:
-    one = [_a_token(stack) for stack in (before, after)]
+    one = [cache_bytes_a_token(stack, "bf16") for stack in (before, after)]
     if before.decoder is None or not held:
         return CacheSizes(one[0], one[1], None, None, 0)
     count = min(prompt_length(before), len(held[0].windows[0]) - 1)
@@ -309,11 +300,3 @@ def _cache(original: Any, converted: Any, before: StackSpec, after: StackSpec, h
         check = measure_cache(model, stack, Inputs(ids), dtype="fp32", seed=0)
         kept.append(check.prefill.logical.measured if check.prefill else None)
     return CacheSizes(one[0], one[1], kept[0], kept[1], count)
-
-
-def _a_token(stack: StackSpec) -> int:
-    """Bytes that one token more takes in the cache, in 16 bits."""
-    if stack.decoder is None:
-        return 0
-    one, two = (cache_bytes(stack, Workload(tokens, kv_dtype="bf16", state_dtype="bf16")).total for tokens in (1, 2))
-    return int(two - one)

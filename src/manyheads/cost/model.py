@@ -21,6 +21,7 @@ __all__ = [
     "Macs",
     "attentions",
     "cache_bytes",
+    "cache_bytes_a_token",
     "cache_slope",
     "decode_core_macs",
     "decode_macs",
@@ -178,6 +179,12 @@ class CacheBytes:
     def total(self) -> Number:
         """All of it."""
         return self.growing + self.cross + self.state
+
+
+def cache_bytes_a_token(model: StackSpec, dtype: str) -> int:
+    """Bytes that the second token of a sequence adds to its cache, in one numeric format; 0 of an encoder."""
+    one, two = (cache_bytes(model, Workload(tokens, kv_dtype=dtype, state_dtype=dtype)).total for tokens in (1, 2))
+    return int(two - one)
 
 
 def cache_bytes(model: StackSpec, load: Workload, tokens: Number | None = None) -> CacheBytes:

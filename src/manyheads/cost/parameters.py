@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from manyheads.cost.algebra import least
+from manyheads.cost.dtypes import dtype as format_of
 from manyheads.spec.inventory import Weight, count, weights
 from manyheads.spec.stack import Moe, Stack, StackSpec
 
-__all__ = ["active_parameters", "expert_elements", "parameter_parts", "stored_parameters"]
+__all__ = ["active_parameters", "expert_elements", "parameter_parts", "stored_bytes", "stored_parameters"]
 
 PARTS = ("attention", "mlp", "norm", "embedding", "head", "other")
 
@@ -14,6 +15,11 @@ PARTS = ("attention", "mlp", "norm", "embedding", "head", "other")
 def stored_parameters(inventory: tuple[Weight, ...]) -> int:
     """Elements stored once: parameters and stored buffers (DeepSeek-V3's router corrections); a tied head once."""
     return count(inventory, buffers=True)
+
+
+def stored_bytes(model: StackSpec, dtype: str) -> int:
+    """Bytes of all weights in one numeric format."""
+    return int(format_of(dtype).bytes(stored_parameters(weights(model))))
 
 
 def parameter_parts(inventory: tuple[Weight, ...]) -> dict[str, int]:

@@ -21,10 +21,8 @@ import torch
 
 from manyheads.checkpoints.pruned import Pruning, read_pruning
 from manyheads.checkpoints.reading import Checkpoint, Named, open_model
-from manyheads.cost.dtypes import dtype as format_of
-from manyheads.cost.model import cache_bytes
-from manyheads.cost.parameters import stored_parameters
-from manyheads.cost.workload import Workload
+from manyheads.cost.model import cache_bytes_a_token
+from manyheads.cost.parameters import stored_bytes
 from manyheads.errors import CheckpointError, ConversionError
 from manyheads.heads.address import Heads
 from manyheads.heads.model_spec import about_removing, stated_stack
@@ -47,7 +45,6 @@ from manyheads.models.store.write import Written, write_store
 from manyheads.quoting import shown_path
 from manyheads.report.files import folder_appearing
 from manyheads.report.parts import part_folder
-from manyheads.spec.inventory import weights
 from manyheads.spec.stack import StackSpec
 
 __all__ = ["TOLERANCE", "bytes_of", "export_pruned", "load_pruned"]
@@ -175,11 +172,7 @@ def _figures(store: Store, plan: Plan, form: Form, target: Path, written: Writte
 
 def bytes_of(stack: StackSpec, dtype: str) -> tuple[int, int]:
     """What the cost model says of a model in one format: bytes of its weights, and of one token more in its cache."""
-    stored = int(format_of(dtype).bytes(stored_parameters(weights(stack))))
-    if stack.decoder is None:
-        return stored, 0
-    one, two = (cache_bytes(stack, Workload(tokens, kv_dtype=dtype, state_dtype=dtype)).total for tokens in (1, 2))
-    return stored, int(two - one)
+    return stored_bytes(stack, dtype), cache_bytes_a_token(stack, dtype)
 
 
 def _compared(found: Exported, part: Path, plan: Plan, loaded: Loaded, seed: int) -> Exported:

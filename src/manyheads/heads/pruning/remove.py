@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.checkpoints.layout import Expected
-from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, shrunk
+from manyheads.checkpoints.pruned import KEY, LayerHeads, Pruning, places, prefix_in, prefix_of, shrunk
 from manyheads.cost.parameters import stored_parameters
 from manyheads.errors import BackendError, ConversionError
 from manyheads.heads.address import Heads, addresses
@@ -162,7 +162,7 @@ class PrunedWeights(Mapping[str, Tensor]):
             then = pruning.at(role, layer)
             if then is not None:
                 together = spec.qk_norm is not None and spec.qk_norm.scope == "full"
-                self._rows[_prefix(role, layer)] = (plan.held[role, layer], then, together)
+                self._rows[prefix_of(role, layer)] = (plan.held[role, layer], then, together)
         self._biases = {
             f"{role}.relative_bias": next(rows for begin, rows in self._rows.items() if begin.startswith(role))
             for role in ("encoder", "decoder")
@@ -175,13 +175,7 @@ class PrunedWeights(Mapping[str, Tensor]):
         if name in self._biases:
             held, then, _ = self._biases[name]
             return tensor if self._padded else _taken(weight, tensor, held, then)
-        begin = next(
-            (
-                begin
-                for begin in (name[: name.rfind(part) + len(part)] for part in (".self.", ".cross.") if part in name)
-            ),
-            "",
-        )
+        begin = prefix_in(name)
         if begin not in self._rows:
             return tensor
         held, then, together = self._rows[begin]
@@ -197,10 +191,6 @@ class PrunedWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._weights)
-
-
-def _prefix(role: str, layer: int) -> str:
-    return f"decoder.layers.{layer}.cross." if role == "cross" else f"{role}.layers.{layer}.self."
 
 
 def _taken(weight: Weight, tensor: Tensor, held: LayerHeads, then: LayerHeads) -> Tensor:
@@ -257,7 +247,7 @@ def modules_of(model: nn.Module, known: Described) -> dict[tuple[str, int], str]
     items = attention_items(known.family, known.stack, dict(model.named_parameters()))
     found = {}
     for role, layer in now_held(known.stack):
-        begin = _prefix(role, layer)
+        begin = prefix_of(role, layer)
         names = [name for name, item in items.items() if any(part.name.startswith(begin) for part in item.parts)]
         path = next((path for path in passing if any(name.startswith(f"{path}.") for name in names)), None)
         if path is None:
